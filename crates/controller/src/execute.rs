@@ -1,0 +1,179 @@
+//! One action, one call (the restart of a driver: two looks and a call). What came of it goes back to the loop.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod as ApiPod;
+use kube::api::{Api, DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::ObjectMeta;
+use kube::{Client, Resource};
+use pitcrew_core::action::{Action, PodRef, RestartDriver};
+use pitcrew_core::api::{DriverPolicy, Rollout, RolloutSpec};
+use pitcrew_core::contract::State;
+use pitcrew_core::plan::uses_device;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+
+use crate::metrics::Metrics;
+use crate::setback::CallError;
+use crate::{view, wire};
+
+/// A call that takes longer has an unknown outcome.
+const CALL_SECONDS: u64 = 5;
+/// Each holds one seat of the API server; 32 stays under a tenth of its default share.
+const WRITES_IN_FLIGHT_MAX: usize = 32;
+/// Evictions wait for etcd and for budgets; they must not keep the patches waiting.
+const EVICTIONS_IN_FLIGHT_MAX: usize = 16;
+
+/// What a call brought.
+pub(crate) enum Answer {
+    Node(wire::Node),
+    /// The node is not there any more.
+    NoNode,
+    /// The pod is on its way out.
+    Pod(Option<wire::Pod>),
+    RolloutCreated(Rollout),
+    RolloutStatus(Rollout),
+    Policy(DriverPolicy),
+    Nothing,
+}
+
+/// Carries actions out.
+pub(crate) struct Executor {
+    client: Client,
+    writes: Semaphore,
+    evictions: Semaphore,
+    metrics: Metrics,
+}
+
+impl Executor {
+    pub(crate) fn new(client: Client, metrics: Metrics) -> Self {
+        let (writes, evictions) = (Semaphore::new(WRITES_IN_FLIGHT_MAX), Semaphore::new(EVICTIONS_IN_FLIGHT_MAX));
+        Self { client, writes, evictions, metrics }
+    }
+
+    /// Carries one action out.
+    pub(crate) async fn carry_out(&self, action: &Action) -> Result<Answer, CallError> {
+        let seats = if matches!(action, Action::Evict(_)) { &self.evictions } else { &self.writes };
+        // The semaphore is never closed; if it were, going on without a seat would still be right.
+        let _seat = seats.acquire().await;
+        match action {
+            Action::PatchNode(patch) => {
+                let body = Patch::Merge(patch.body());
+                let (api, params) = (self.nodes(), PatchParams::default());
+                let call = api.patch(patch.node.as_str(), &params, &body);
+                self.call("patch", "nodes", call).await.map(Answer::Node)
+            }
+            Action::ReadNode(node) => {
+                let api = self.nodes();
+                let found = self.call("get", "nodes", api.get_opt(node.as_str())).await?;
+                Ok(found.map_or(Answer::NoNode, Answer::Node))
+            }
+            Action::Evict(pod) => self.evict(pod).await,
+            Action::Delete(pod, _) => self.delete(pod, None).await,
+            Action::RestartDriver(restart) => self.restart_driver(restart).await,
+            Action::CreateRollout { name, spec } => self.create_rollout(name, spec).await,
+            Action::RolloutStatus { name, status } => {
+                let body = json!({ "status": status });
+                self.patch_status::<Rollout>(name, "rollouts/status", body).await.map(Answer::RolloutStatus)
+            }
+            Action::PolicyStatus { name, status } => {
+                let body = json!({ "status": status });
+                self.patch_status::<DriverPolicy>(name, "driverpolicies/status", body).await.map(Answer::Policy)
+            }
+            Action::Complain { .. } => Ok(Answer::Nothing),
+        }
+    }
+
+    fn nodes(&self) -> Api<wire::Node> {
+        Api::all(self.client.clone())
+    }
+
+    async fn evict(&self, pod: &PodRef) -> Result<Answer, CallError> {
+        let preconditions = Preconditions { uid: Some(pod.uid.to_string()), resource_version: None };
+        let delete = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let params = EvictParams { delete_options: Some(delete), ..EvictParams::default() };
+        let api = Api::<ApiPod>::namespaced(self.client.clone(), &pod.name.namespace);
+        let result = self.call("create", "pods/eviction", api.evict(&pod.name.name, &params)).await;
+        self.metrics.eviction(result.as_ref().map_or_else(CallError::outcome, |_| "accepted"));
+        result.map(|_| Answer::Pod(None))
+    }
+
+    async fn delete(&self, pod: &PodRef, version: Option<String>) -> Result<Answer, CallError> {
+        let preconditions = Preconditions { uid: Some(pod.uid.to_string()), resource_version: version };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let api = Api::<wire::Pod>::namespaced(self.client.clone(), &pod.name.namespace);
+        let result = self.call("delete", "pods", api.delete(&pod.name.name, &params)).await;
+        result.map(|answer| Answer::Pod(answer.left()))
+    }
+
+    /// The point of no return. Watches lag; what is asked here is what is.
+    async fn restart_driver(&self, restart: &RestartDriver) -> Result<Answer, CallError> {
+        let nodes = self.nodes();
+        let node = self.call("get", "nodes", nodes.get(restart.pod.node.as_str())).await?;
+        still_ours(restart, node).map_err(CallError::LastLook)?;
+        let on_node = ListParams::default().fields(&format!("spec.nodeName={}", restart.pod.node));
+        let pods = Api::<wire::Pod>::all(self.client.clone());
+        let pods = self.call("list", "pods", pods.list(&on_node)).await?;
+        let mut version = None;
+        for pod in pods {
+            let seen = pod.metadata.resource_version.clone();
+            let pod = view::pod(pod)?;
+            if uses_device(&restart.devices, &pod) {
+                return Err(CallError::LastLook(format!("pod {} uses the device", pod.name)));
+            }
+            if pod.uid == restart.pod.uid {
+                version = seen;
+            }
+        }
+        let version = version.ok_or_else(|| CallError::LastLook("the driver pod is another one already".to_owned()))?;
+        self.delete(&restart.pod, Some(version)).await
+    }
+
+    async fn create_rollout(&self, name: &str, spec: &RolloutSpec) -> Result<Answer, CallError> {
+        let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+        let rollout = Rollout { metadata, spec: spec.clone(), status: None };
+        let (api, params) = (Api::<Rollout>::all(self.client.clone()), PostParams::default());
+        self.call("create", "rollouts", api.create(&params, &rollout)).await.map(Answer::RolloutCreated)
+    }
+
+    async fn patch_status<K>(&self, name: &str, resource: &'static str, body: Value) -> Result<K, CallError>
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned + Clone + std::fmt::Debug,
+    {
+        let api = Api::<K>::all(self.client.clone());
+        let patch = Patch::Merge(body);
+        self.call("patch", resource, api.patch_status(name, &PatchParams::default(), &patch)).await
+    }
+
+    /// One call with its time limit, counted.
+    async fn call<T>(
+        &self,
+        verb: &'static str,
+        resource: &'static str,
+        call: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, CallError> {
+        let result = match tokio::time::timeout(Duration::from_secs(CALL_SECONDS), call).await {
+            Ok(answer) => answer.map_err(CallError::Api),
+            Err(_) => Err(CallError::TimedOut(CALL_SECONDS)),
+        };
+        self.metrics.request(verb, resource, result.as_ref().map_or_else(CallError::outcome, |_| "ok"));
+        result
+    }
+}
+
+/// Whether the node is the one of the plan, cordoned, on its visit, at the restart.
+fn still_ours(restart: &RestartDriver, node: wire::Node) -> Result<(), String> {
+    let (name, node) = view::node(node).map_err(|e| e.to_string())?;
+    if node.uid != restart.node_uid {
+        return Err(format!("node {name} is another machine of that name"));
+    }
+    if !node.unschedulable {
+        return Err(format!("node {name} is not cordoned any more"));
+    }
+    let walk = node.visit.and_then(Result::ok).and_then(|visit| visit.drivers.get(&restart.driver).cloned());
+    match walk {
+        Some(walk) if walk.state == State::PodRestartRequired => Ok(()),
+        _ => Err(format!("node {name} is not at its driver restart any more")),
+    }
+}

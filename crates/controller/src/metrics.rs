@@ -1,0 +1,190 @@
+//! What Prometheus sees: NVIDIA's documented gauges and pitcrew's own. Names are in `core::contract::metric`.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+use pitcrew_core::contract::{State, metric};
+use pitcrew_core::plan::{Plan, PoolStatus};
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByState {
+    driver: String,
+    state: String,
+}
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByReason {
+    driver: String,
+    reason: &'static str,
+}
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Request {
+    verb: &'static str,
+    resource: &'static str,
+    result: &'static str,
+}
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByResult {
+    result: &'static str,
+}
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByPool {
+    pool: String,
+}
+
+/// All metrics. Clones share them.
+#[derive(Clone)]
+pub struct Metrics {
+    registry: Arc<Mutex<Registry>>,
+    enabled: Gauge,
+    in_progress: Gauge,
+    done: Gauge,
+    failed: Gauge,
+    available: Gauge,
+    pending: Gauge,
+    nodes: Family<ByState, Gauge>,
+    reasons: Family<ByReason, Gauge>,
+    frozen: Family<ByPool, Gauge>,
+    visits: Histogram,
+    states: Family<ByState, Histogram>,
+    evictions: Family<ByResult, Counter>,
+    requests: Family<Request, Counter>,
+    plan_seconds: Histogram,
+    violations: Counter,
+    explain_unknown: Gauge<f64, AtomicU64>,
+    leader: Gauge,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// Registers everything.
+    pub fn new() -> Self {
+        let minutes = || Histogram::new(exponential_buckets(1.0, 2.0, 16));
+        let mut registry = Registry::default();
+        let metrics = Self {
+            registry: Arc::default(),
+            enabled: Gauge::default(),
+            in_progress: Gauge::default(),
+            done: Gauge::default(),
+            failed: Gauge::default(),
+            available: Gauge::default(),
+            pending: Gauge::default(),
+            nodes: Family::default(),
+            reasons: Family::default(),
+            frozen: Family::default(),
+            visits: minutes(),
+            states: Family::new_with_constructor(|| Histogram::new(exponential_buckets(1.0, 2.0, 16))),
+            evictions: Family::default(),
+            requests: Family::default(),
+            plan_seconds: Histogram::new(exponential_buckets(0.000_1, 4.0, 8)),
+            violations: Counter::default(),
+            explain_unknown: Gauge::default(),
+            leader: Gauge::default(),
+        };
+        let m = &metrics;
+        let r = &mut registry;
+        r.register(metric::AUTO_UPGRADE_ENABLED, "1 if driver auto upgrade is enabled; 0 if not", m.enabled.clone());
+        r.register(metric::DRIVER_AUTO_UPGRADE_ENABLED, "The same under the operator's spelling", m.enabled.clone());
+        r.register(metric::IN_PROGRESS, "Nodes on which a driver pod is being upgraded", m.in_progress.clone());
+        r.register(metric::DONE, "Nodes whose driver pod is up to date", m.done.clone());
+        r.register(metric::FAILED, "Nodes whose driver upgrade failed", m.failed.clone());
+        r.register(metric::AVAILABLE, "Nodes on which an upgrade can start now", m.available.clone());
+        r.register(metric::PENDING, "Nodes whose upgrade is pending", m.pending.clone());
+        r.register(metric::NODES, "Nodes by driver and state", m.nodes.clone());
+        r.register(metric::NODES_BY_REASON, "Nodes by driver and reason", m.reasons.clone());
+        r.register(metric::POOL_FROZEN, "1 if the pool is frozen", m.frozen.clone());
+        r.register(metric::VISIT_SECONDS, "Seconds from cordon to release", m.visits.clone());
+        r.register(metric::STATE_SECONDS, "Seconds that nodes spent in a state", m.states.clone());
+        r.register(metric::EVICTIONS, "Evictions by result", m.evictions.clone());
+        r.register(metric::API_REQUESTS, "Requests to the Kubernetes API", m.requests.clone());
+        r.register(metric::PLAN_SECONDS, "Seconds of one planning pass", m.plan_seconds.clone());
+        r.register(metric::VIOLATIONS, "Actions dropped because they would break a promise", m.violations.clone());
+        r.register(metric::EXPLAIN_UNKNOWN, "Nodes without a reason", m.explain_unknown.clone());
+        r.register(metric::LEADER, "1 on the replica that leads", m.leader.clone());
+        Self { registry: Arc::new(Mutex::new(registry)), ..metrics }
+    }
+
+    /// The text that Prometheus scrapes.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        let registry = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // Writing into a String cannot fail.
+        let _ = text::encode(&mut out, &registry);
+        out
+    }
+
+    pub(crate) fn request(&self, verb: &'static str, resource: &'static str, result: &'static str) {
+        self.requests.get_or_create(&Request { verb, resource, result }).inc();
+    }
+
+    pub(crate) fn eviction(&self, result: &'static str) {
+        self.evictions.get_or_create(&ByResult { result }).inc();
+    }
+
+    pub(crate) fn violation(&self) {
+        self.violations.inc();
+    }
+
+    pub(crate) fn leads(&self, leads: bool) {
+        self.leader.set(leads.into());
+    }
+
+    pub(crate) fn planned_in(&self, seconds: f64) {
+        self.plan_seconds.observe(seconds);
+    }
+
+    pub(crate) fn left_state(&self, driver: &str, state: State, seconds: f64) {
+        self.states.get_or_create(&ByState { driver: driver.to_owned(), state: state.to_string() }).observe(seconds);
+    }
+
+    pub(crate) fn visited(&self, seconds: f64) {
+        self.visits.observe(seconds);
+    }
+
+    /// What the plan says of the fleet.
+    pub(crate) fn fleet(&self, plan: &Plan) {
+        self.nodes.clear();
+        self.reasons.clear();
+        self.frozen.clear();
+        let (mut in_progress, mut done, mut failed, mut available, mut pending) = (0, 0, 0, 0, 0);
+        for pool in &plan.pools {
+            let driver = pool.driver.to_string();
+            let frozen = matches!(pool.status, PoolStatus::Frozen(_));
+            self.frozen.get_or_create(&ByPool { pool: pool.name.to_string() }).set(frozen.into());
+            if pool.status == PoolStatus::Active {
+                available += pool.ledger.free();
+            }
+            for verdict in pool.nodes.values() {
+                let state = ByState { driver: driver.clone(), state: verdict.state.to_string() };
+                self.nodes.get_or_create(&state).inc();
+                let reason = ByReason { driver: driver.clone(), reason: verdict.reason.code() };
+                self.reasons.get_or_create(&reason).inc();
+                match verdict.state {
+                    State::UpgradeDone => done += 1,
+                    State::UpgradeFailed => failed += 1,
+                    State::UpgradeRequired => pending += 1,
+                    state if state.in_flight() => in_progress += 1,
+                    _ => {}
+                }
+            }
+        }
+        let enabled = plan.pools.iter().any(|pool| pool.status == PoolStatus::Active);
+        self.enabled.set(enabled.into());
+        self.in_progress.set(in_progress);
+        self.done.set(done);
+        self.failed.set(failed);
+        self.available.set(i64::try_from(available).unwrap_or(i64::MAX));
+        self.pending.set(pending);
+    }
+}

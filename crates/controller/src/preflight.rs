@@ -1,0 +1,121 @@
+//! What must be there before the controller starts: each missing thing has one sentence that says what to do.
+
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
+use kube::api::{Api, ListParams, PostParams};
+use kube::core::ObjectMeta;
+use kube::Client;
+use pitcrew_core::api::{DriverPolicy, Rollout};
+
+use crate::setback::sentence;
+
+/// Why the controller cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum Unfit {
+    /// Nobody answers.
+    #[error("cannot reach the cluster: {0}. Check the address in the kubeconfig, or that you are connected to its network.")]
+    Unreachable(String),
+    /// Our own definitions are missing.
+    #[error("the custom resource {0} is not installed. Install it with: pitcrew crd | kubectl apply -f -")]
+    NoDefinition(&'static str),
+    /// The API said no to something basic.
+    #[error("cannot list {resource}: {what}")]
+    Refused {
+        /// The resource.
+        resource: &'static str,
+        /// What the API says.
+        what: String,
+    },
+    /// Permissions are missing.
+    #[error("missing permissions: {}. Grant them to the user or service account that pitcrew runs as.", .0.join("; "))]
+    Forbidden(Vec<String>),
+}
+
+/// (group, resource, subresource, verbs): all that the controller asks for.
+pub const PERMISSIONS: &[(&str, &str, &str, &[&str])] = &[
+    ("", "nodes", "", &["get", "list", "watch", "patch"]),
+    ("", "pods", "", &["list", "watch", "delete"]),
+    ("", "pods", "eviction", &["create"]),
+    ("", "events", "", &["create"]),
+    ("apps", "daemonsets", "", &["list", "watch"]),
+    ("apps", "controllerrevisions", "", &["list", "watch"]),
+    ("apps", "deployments", "", &["list", "watch"]),
+    ("policy", "poddisruptionbudgets", "", &["list", "watch"]),
+    ("coordination.k8s.io", "leases", "", &["get", "list", "watch", "create", "update"]),
+    ("apiextensions.k8s.io", "customresourcedefinitions", "", &["list", "watch"]),
+    ("nvidia.com", "clusterpolicies", "", &["list", "watch"]),
+    ("nvidia.com", "nvidiadrivers", "", &["list", "watch"]),
+    ("pitcrew.dev", "driverpolicies", "", &["list", "watch"]),
+    ("pitcrew.dev", "driverpolicies", "status", &["patch"]),
+    ("pitcrew.dev", "rollouts", "", &["list", "watch", "create"]),
+    ("pitcrew.dev", "rollouts", "status", &["patch"]),
+];
+
+/// Checks that the cluster answers, that our definitions are there, and that we may do what we have to.
+pub async fn check(client: &Client) -> Result<(), Unfit> {
+    if let Err(error) = client.apiserver_version().await
+        && !matches!(error, kube::Error::Api(_))
+    {
+        return Err(Unfit::Unreachable(sentence(&error)));
+    }
+    permissions(client).await?;
+    definition(Api::<DriverPolicy>::all(client.clone()).list(&one()).await.err(), "driverpolicies.pitcrew.dev")?;
+    definition(Api::<Rollout>::all(client.clone()).list(&one()).await.err(), "rollouts.pitcrew.dev")
+}
+
+fn one() -> ListParams {
+    ListParams::default().limit(1)
+}
+
+fn definition(error: Option<kube::Error>, resource: &'static str) -> Result<(), Unfit> {
+    match error {
+        None => Ok(()),
+        Some(kube::Error::Api(status)) if status.is_not_found() => Err(Unfit::NoDefinition(resource)),
+        Some(error @ kube::Error::Api(_)) => Err(Unfit::Refused { resource, what: sentence(&error) }),
+        Some(error) => Err(Unfit::Unreachable(sentence(&error))),
+    }
+}
+
+/// Asks for every verb and names all that are missing at once.
+async fn permissions(client: &Client) -> Result<(), Unfit> {
+    let api = Api::<SelfSubjectAccessReview>::all(client.clone());
+    let mut missing = Vec::new();
+    for (group, resource, subresource, verbs) in PERMISSIONS {
+        let mut denied = Vec::new();
+        for verb in *verbs {
+            if !may(&api, group, resource, subresource, verb).await? {
+                denied.push(*verb);
+            }
+        }
+        if !denied.is_empty() {
+            let slash = if subresource.is_empty() { "" } else { "/" };
+            let dot = if group.is_empty() { "" } else { "." };
+            missing.push(format!("{resource}{dot}{group}{slash}{subresource} {}", denied.join(", ")));
+        }
+    }
+    if missing.is_empty() { Ok(()) } else { Err(Unfit::Forbidden(missing)) }
+}
+
+async fn may(
+    api: &Api<SelfSubjectAccessReview>,
+    group: &str,
+    resource: &str,
+    subresource: &str,
+    verb: &str,
+) -> Result<bool, Unfit> {
+    let attributes = ResourceAttributes {
+        group: Some(group.to_owned()),
+        resource: Some(resource.to_owned()),
+        subresource: Some(subresource.to_owned()).filter(|s| !s.is_empty()),
+        verb: Some(verb.to_owned()),
+        ..ResourceAttributes::default()
+    };
+    let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..SelfSubjectAccessReviewSpec::default() };
+    let review = SelfSubjectAccessReview { metadata: ObjectMeta::default(), spec, status: None };
+    match api.create(&PostParams::default(), &review).await {
+        Ok(review) => Ok(review.status.is_some_and(|status| status.allowed)),
+        // Who may not even ask learns it from the first call that is refused.
+        Err(kube::Error::Api(status)) if status.code == 403 || status.code == 404 => Ok(true),
+        Err(error @ kube::Error::Api(_)) => Err(Unfit::Refused { resource: "selfsubjectaccessreviews", what: sentence(&error) }),
+        Err(error) => Err(Unfit::Unreachable(sentence(&error))),
+    }
+}

@@ -1,0 +1,392 @@
+//! The loop: fold what came in, plan, start what is planned. It never awaits an action; answers come back as inputs.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, StreamExt};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{Api, Client};
+use pitcrew_core::action::{Action, DeleteWhy, Event, NodePatch};
+use pitcrew_core::check::violations;
+use pitcrew_core::contract::{COMPONENT, LEASE_NAME, LOG_TARGET, State};
+use pitcrew_core::names::{NodeName, ResourceVersion};
+use pitcrew_core::plan::{Plan, plan};
+use pitcrew_core::policy::Source;
+use pitcrew_core::snapshot::{Object, Pending, Snapshot};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::{error, info, warn};
+
+use crate::clock::Clock;
+use crate::events::Events;
+use crate::execute::{Answer, Executor};
+use crate::lease::Elector;
+use crate::metrics::Metrics;
+use crate::observe::Watches;
+use crate::setback::{self, CallError};
+use crate::store::{Effect, Store};
+
+/// What comes in within this time is judged together.
+const COALESCE: Duration = Duration::from_millis(5);
+/// At the end, what is under way gets this long to be answered.
+const LAST_ANSWERS: Duration = Duration::from_secs(6);
+
+/// How a controller runs.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where driver DaemonSets are when the policy does not say, and where the Lease is.
+    pub namespace: String,
+    /// The name of this candidate for leadership.
+    pub identity: String,
+    /// The node on which this process runs.
+    pub own_node: Option<NodeName>,
+    /// Where time comes from.
+    pub clock: Clock,
+}
+
+/// Why a controller ended before it was told to.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// All watches ended, which they never do.
+    #[error("the watches of the cluster ended")]
+    WatchesEnded,
+}
+
+/// Called after each pass with what was known and what was decided.
+pub type Pass = Box<dyn FnMut(&Snapshot, &Plan) + Send>;
+
+/// The controller.
+pub struct Controller {
+    client: Client,
+    config: Config,
+    metrics: Metrics,
+    ready: watch::Sender<bool>,
+    on_pass: Option<Pass>,
+}
+
+type InFlight = FuturesUnordered<BoxFuture<'static, (Action, Result<Answer, CallError>)>>;
+
+impl Controller {
+    /// A controller that speaks through `client`.
+    pub fn new(client: Client, config: Config) -> Self {
+        Self { client, config, metrics: Metrics::new(), ready: watch::Sender::new(false), on_pass: None }
+    }
+
+    /// Calls `on_pass` after each pass.
+    #[must_use]
+    pub fn on_pass(mut self, on_pass: Pass) -> Self {
+        self.on_pass = Some(on_pass);
+        self
+    }
+
+    /// The metrics.
+    pub fn metrics(&self) -> Metrics {
+        self.metrics.clone()
+    }
+
+    /// Whether the first lists are complete.
+    pub fn ready(&self) -> watch::Receiver<bool> {
+        self.ready.subscribe()
+    }
+
+    /// Runs until `stop` resolves; then finishes what is under way and gives the Lease back.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), RunError> {
+        let Config { namespace, identity, clock, .. } = &self.config;
+        let leases = Api::<Lease>::namespaced(self.client.clone(), namespace);
+        let (leading, leads) = watch::channel(false);
+        let elector = tokio::spawn(Elector::new(leases, LEASE_NAME, identity, *clock).run(leading));
+        let (events, writer) = Events::start(self.client.clone(), self.metrics.clone());
+        let result = Loop::new(self, events, leads).run(stop).await;
+        // Both end by themselves once the loop has dropped its ends of their channels.
+        let _ = timeout(LAST_ANSWERS, async { tokio::join!(elector, writer) }).await;
+        result
+    }
+}
+
+/// The loop's own state. Nothing in it is needed to go on after a restart.
+struct Loop {
+    clock: Clock,
+    store: Store,
+    watches: Watches,
+    executor: Arc<Executor>,
+    events: Events,
+    metrics: Metrics,
+    leads: watch::Receiver<bool>,
+    ready: watch::Sender<bool>,
+    on_pass: Option<Pass>,
+    in_flight: InFlight,
+    complained: BTreeMap<Source, String>,
+    /// When the next pass is due.
+    due: Option<Instant>,
+    last_pass: Instant,
+}
+
+impl Loop {
+    fn new(controller: Controller, events: Events, leads: watch::Receiver<bool>) -> Self {
+        let Controller { client, config, metrics, ready, on_pass } = controller;
+        let mut snapshot = Snapshot::new(config.clock.now(), &config.namespace);
+        snapshot.own_node = config.own_node;
+        Self {
+            clock: config.clock,
+            store: Store::new(snapshot),
+            watches: Watches::start(client.clone()),
+            executor: Arc::new(Executor::new(client, metrics.clone())),
+            events,
+            metrics,
+            leads,
+            ready,
+            on_pass,
+            in_flight: FuturesUnordered::new(),
+            complained: BTreeMap::new(),
+            due: None,
+            last_pass: Instant::now(),
+        }
+    }
+
+    async fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), RunError> {
+        let mut stop = pin!(stop);
+        loop {
+            let due = self.due.unwrap_or_else(Instant::now);
+            tokio::select! {
+                biased;
+                () = &mut stop => break,
+                Ok(()) = self.leads.changed() => self.change_of_leader(),
+                () = sleep_until(due), if self.due.is_some() => self.pass(),
+                Some((action, result)) = self.in_flight.next() => self.answer(&action, result),
+                observation = self.watches.next() => match observation {
+                    Some(observation) => {
+                        let effect = self.store.fold(observation, self.clock.now());
+                        self.take_up(effect);
+                    }
+                    None => return Err(RunError::WatchesEnded),
+                },
+            }
+        }
+        info!("stopping; {} calls under way", self.in_flight.len());
+        let last_answers = async { while self.in_flight.next().await.is_some() {} };
+        let _ = timeout(LAST_ANSWERS, last_answers).await;
+        Ok(())
+    }
+
+    fn take_up(&mut self, effect: Effect) {
+        match effect {
+            Effect::None => {}
+            Effect::Serves(kind) => self.watches.add_optional(kind),
+            Effect::Changed => self.pass_soon(),
+        }
+    }
+
+    fn pass_soon(&mut self) {
+        let soon = (self.last_pass + COALESCE).max(Instant::now());
+        self.due = Some(self.due.map_or(soon, |due| due.min(soon)));
+    }
+
+    fn change_of_leader(&mut self) {
+        let leads = *self.leads.borrow_and_update();
+        self.metrics.leads(leads);
+        if leads {
+            self.store.snapshot.leading_since = self.clock.now();
+            self.pass_soon();
+        } else {
+            // Whoever leads now decides from what is in the API. What we had sent is pinned to what we had seen.
+            self.in_flight.clear();
+            self.store.snapshot.in_flight.clear();
+            self.store.snapshot.setbacks.clear();
+        }
+    }
+
+    /// Plans, checks the promises, starts what is left.
+    fn pass(&mut self) {
+        (self.last_pass, self.due) = (Instant::now(), None);
+        if !self.store.is_complete() {
+            return;
+        }
+        self.ready.send_replace(true);
+        if !*self.leads.borrow() {
+            return;
+        }
+        let now = self.clock.now();
+        self.store.snapshot.now = now;
+        let began = Instant::now();
+        let mut plan = plan(&self.store.snapshot);
+        self.metrics.planned_in(began.elapsed().as_secs_f64());
+        self.drop_violations(&mut plan);
+        self.metrics.fleet(&plan);
+        if let Some(on_pass) = &mut self.on_pass {
+            on_pass(&self.store.snapshot, &plan);
+        }
+        let Plan { actions, wake_at, .. } = plan;
+        for action in actions {
+            self.start(action, now);
+        }
+        if let Some(at) = wake_at {
+            let at = self.clock.instant(at);
+            self.due = Some(self.due.map_or(at, |due| due.min(at)));
+        }
+    }
+
+    /// An action that would break a promise is dropped, and with it all else that its pool wanted, but for uncordons.
+    fn drop_violations(&self, plan: &mut Plan) {
+        let found = violations(&self.store.snapshot, plan);
+        if found.is_empty() {
+            return;
+        }
+        for violation in &found {
+            error!(node = %violation.node, pool = %violation.pool, "dropped: it would break the promise \"{}\"", violation.promise);
+            self.metrics.violation();
+        }
+        let mut index = 0;
+        plan.actions.retain(|action| {
+            let broken = found.iter().any(|violation| violation.action == index);
+            index += 1;
+            let pool = plan.pools.iter().find(|pool| action.node().is_some_and(|node| pool.nodes.contains_key(node)));
+            let frozen = pool.is_some_and(|pool| found.iter().any(|violation| violation.pool == pool.name));
+            let uncordons = matches!(action, Action::PatchNode(NodePatch { unschedulable: Some(false), .. }));
+            !broken && (!frozen || uncordons)
+        });
+    }
+
+    fn start(&mut self, action: Action, now: Timestamp) {
+        if let Action::Complain { source, message } = action {
+            self.complain(source, message, now);
+            return;
+        }
+        let Some(object) = action.object() else { return };
+        if self.store.snapshot.is_busy(&object) {
+            return;
+        }
+        let moving_to = match &action {
+            Action::PatchNode(patch) => patch.to.as_ref().map(|transition| (transition.driver.clone(), transition.to)),
+            _ => None,
+        };
+        let on_node = action.node().cloned();
+        self.store.snapshot.in_flight.insert(object, Pending { moving_to, on_node });
+        let executor = self.executor.clone();
+        self.in_flight.push(Box::pin(async move {
+            let result = executor.carry_out(&action).await;
+            (action, result)
+        }));
+    }
+
+    /// Says once why a policy is not followed.
+    fn complain(&mut self, source: Source, message: String, now: Timestamp) {
+        if self.complained.get(&source) == Some(&message) {
+            return;
+        }
+        warn!(target: LOG_TARGET, %source, "{message}");
+        let event = Event { warning: true, reason: "DriverUpgradeFrozen".to_owned(), message: message.clone() };
+        self.events.about_policy(&source, &event, now);
+        self.complained.insert(source, message);
+    }
+
+    /// Takes up what came of an action.
+    fn answer(&mut self, action: &Action, result: Result<Answer, CallError>) {
+        let now = self.clock.now();
+        let Some(object) = action.object() else { return };
+        self.store.snapshot.in_flight.remove(&object);
+        match result {
+            Ok(answer) => {
+                self.store.snapshot.setbacks.remove(&object);
+                self.tell(action, now);
+                self.succeeded(action, answer, now);
+            }
+            Err(error) => self.failed(action, object, &error, now),
+        }
+        self.pass_soon();
+    }
+
+    fn succeeded(&mut self, action: &Action, answer: Answer, now: Timestamp) {
+        match answer {
+            Answer::Node(node) => self.store.answer_node(node),
+            Answer::Pod(pod) => {
+                if let Some(pod) = pod {
+                    self.store.answer_pod(pod);
+                }
+                let uid = match action {
+                    Action::Evict(pod) | Action::Delete(pod, _) => Some(&pod.uid),
+                    Action::RestartDriver(restart) => Some(&restart.pod.uid),
+                    _ => None,
+                };
+                // The deletion may be seen only later; until then the pod is not asked twice.
+                if let Some(uid) = uid {
+                    self.store.snapshot.leaving.insert(uid.clone(), now);
+                }
+            }
+            Answer::RolloutCreated(rollout) => self.store.answer_rollout(rollout, true, now),
+            Answer::RolloutStatus(rollout) => self.store.answer_rollout(rollout, false, now),
+            Answer::Policy(policy) => self.store.answer_driver_policy(policy),
+            Answer::NoNode | Answer::Nothing => {}
+        }
+    }
+
+    fn failed(&mut self, action: &Action, object: Object, error: &CallError, now: Timestamp) {
+        let earlier = self.store.snapshot.setbacks.get(&object);
+        let setback = match action {
+            Action::PatchNode(patch) => setback::after_write(error, patch.seen, earlier, now),
+            Action::Evict(pod) | Action::Delete(pod, _) => {
+                let seen = self.version_of(&pod.node, &object);
+                setback::after_removal(error, seen, earlier, now)
+            }
+            Action::RestartDriver(restart) => {
+                let seen = self.version_of(&restart.pod.node, &object);
+                setback::after_removal(error, seen, earlier, now)
+            }
+            Action::ReadNode(node) => {
+                let seen = self.store.snapshot.nodes.get(node).map(|node| node.version).unwrap_or_default();
+                setback::after_write(error, seen, earlier, now)
+            }
+            _ => setback::after_removal(error, ResourceVersion::default(), earlier, now),
+        };
+        if !matches!(error.outcome(), "conflict" | "refused") && !error.is_gone() {
+            let node = action.node().map(NodeName::as_str).unwrap_or_default();
+            warn!(target: LOG_TARGET, node, %error, "a call failed; next try {}", setback.retry_at);
+        }
+        self.store.snapshot.setbacks.insert(object, setback);
+    }
+
+    fn version_of(&self, node: &NodeName, object: &Object) -> ResourceVersion {
+        let Object::Pod(name) = object else { return ResourceVersion::default() };
+        let pod = self.store.snapshot.pods.get(node).and_then(|pods| pods.get(name));
+        pod.map(|pod| pod.version).unwrap_or_default()
+    }
+
+    /// Event, log line and metrics of what was done.
+    fn tell(&mut self, action: &Action, now: Timestamp) {
+        match action {
+            Action::PatchNode(patch) => self.tell_patch(patch, now),
+            Action::Delete(pod, DeleteWhy::TimedOut) => {
+                let message = format!("Pod {} did not leave in time and was deleted past its disruption budgets", pod.name);
+                let event = Event { warning: true, reason: COMPONENT.to_owned(), message };
+                let uid = self.store.snapshot.nodes.get(&pod.node).map(|node| node.uid.to_string()).unwrap_or_default();
+                self.events.about_node(&pod.node, &uid, &event, now);
+            }
+            Action::Evict(pod) => info!(target: LOG_TARGET, node = %pod.node, pod = %pod.name, "evicted"),
+            Action::RestartDriver(restart) => {
+                info!(target: LOG_TARGET, node = %restart.pod.node, pod = %restart.pod.name, "driver pod deleted");
+            }
+            _ => {}
+        }
+    }
+
+    fn tell_patch(&mut self, patch: &NodePatch, now: Timestamp) {
+        let Some(node) = self.store.snapshot.nodes.get(&patch.node) else { return };
+        if let Some(event) = &patch.event {
+            self.events.about_node(&patch.node, node.uid.as_str(), event, now);
+        }
+        let Some(transition) = &patch.to else { return };
+        info!(target: LOG_TARGET, node = %patch.node, driver = %transition.driver, from = %transition.from, to = %transition.to, "{}",
+            patch.event.as_ref().map(|event| event.message.as_str()).unwrap_or_default());
+        let Some(Ok(visit)) = &node.visit else { return };
+        let seconds = |since: Timestamp| now.duration_since(since).as_secs_f64();
+        if let Some(walk) = visit.drivers.get(&transition.driver) {
+            self.metrics.left_state(transition.driver.as_str(), transition.from, seconds(walk.since));
+        }
+        if transition.to == State::UpgradeDone {
+            self.metrics.visited(seconds(visit.since));
+        }
+    }
+}

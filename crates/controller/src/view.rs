@@ -1,0 +1,229 @@
+//! How API objects become facts. What cannot be read is told by name and left out; it never stops the others.
+
+use k8s_openapi::api::apps::v1::DaemonSet as ApiDaemonSet;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::core::Selector;
+use pitcrew_core::api::{ClusterPolicy, Rollout as ApiRollout};
+use pitcrew_core::contract::{CONFIG_DIGEST_ENV, REVISION_LABEL, TIMEOUT_ACTION_ANNOTATION, is_relevant_annotation};
+use pitcrew_core::names::{NodeName, ObjectName, ResourceVersion, Uid};
+use pitcrew_core::policy::{ClusterPolicyFacts, Source};
+use pitcrew_core::selector::Labels;
+use pitcrew_core::snapshot::{
+    Budget, DaemonSet, Node, Owner, OwnerKind, Phase, Pod, Rollout, TemplateRevision, Trouble,
+};
+use pitcrew_core::version::DriverVersion;
+use serde_json::Value;
+
+use crate::wire;
+
+const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+
+/// An object without the identity that the API gives to every object.
+#[derive(Debug, thiserror::Error)]
+#[error("an object came without {0}")]
+pub(crate) struct Incomplete(&'static str);
+
+/// Name, UID and version of any object.
+pub(crate) struct Identity {
+    pub(crate) name: String,
+    pub(crate) namespace: String,
+    pub(crate) uid: Uid,
+    pub(crate) version: ResourceVersion,
+}
+
+pub(crate) fn identity(meta: &ObjectMeta) -> Result<Identity, Incomplete> {
+    let version = meta.resource_version.as_deref().and_then(ResourceVersion::parse);
+    Ok(Identity {
+        name: meta.name.clone().ok_or(Incomplete("a name"))?,
+        namespace: meta.namespace.clone().unwrap_or_default(),
+        uid: meta.uid.as_deref().map(Uid::from).ok_or(Incomplete("a uid"))?,
+        version: version.ok_or(Incomplete("a resourceVersion"))?,
+    })
+}
+
+fn object_name(meta: &ObjectMeta) -> ObjectName {
+    ObjectName::new(meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default())
+}
+
+pub(crate) fn node(object: wire::Node) -> Result<(NodeName, Node), Incomplete> {
+    let Identity { name, uid, version, .. } = identity(&object.metadata)?;
+    let annotations: Labels =
+        object.metadata.annotations.unwrap_or_default().into_iter().filter(|(k, _)| is_relevant_annotation(k)).collect();
+    let node = Node {
+        uid,
+        version,
+        visit: Node::read_visit(&annotations),
+        labels: object.metadata.labels.unwrap_or_default(),
+        annotations,
+        unschedulable: object.spec.unschedulable,
+        ready: is_true(&object.status.conditions, "Ready"),
+    };
+    Ok((name.into(), node))
+}
+
+pub(crate) fn pod(object: wire::Pod) -> Result<Pod, Incomplete> {
+    let wire::Pod { metadata, spec, status } = object;
+    let Identity { uid, version, .. } = identity(&metadata)?;
+    let mirror = metadata.annotations.as_ref().is_some_and(|a| a.contains_key(MIRROR_ANNOTATION));
+    Ok(Pod {
+        name: object_name(&metadata),
+        uid,
+        version,
+        node: spec.node_name.as_str().into(),
+        owner: controller(metadata.owner_references.as_deref()).map(owner),
+        labels: metadata.labels.unwrap_or_default(),
+        phase: phase(&status.phase),
+        ready: status.phase == "Running" && is_true(&status.conditions, "Ready"),
+        deleting: metadata.deletion_timestamp.map(|time| time.0),
+        started: started(&status),
+        resources: extended_resources(&spec),
+        empty_dir: spec.volumes.iter().any(|volume| volume.empty_dir.is_some()),
+        mirror,
+        trouble: trouble(&status),
+        digest: digest(&spec),
+        image: spec.containers.first().map(|c| c.image.as_str()).unwrap_or_default().into(),
+    })
+}
+
+fn is_true(conditions: &[wire::Condition], kind: &str) -> bool {
+    conditions.iter().any(|condition| condition.kind == kind && condition.status == "True")
+}
+
+fn phase(text: &str) -> Phase {
+    match text {
+        "Pending" | "" => Phase::Pending,
+        "Running" => Phase::Running,
+        "Succeeded" => Phase::Succeeded,
+        "Failed" => Phase::Failed,
+        _ => Phase::Unknown,
+    }
+}
+
+fn controller(references: Option<&[OwnerReference]>) -> Option<&OwnerReference> {
+    references?.iter().find(|reference| reference.controller == Some(true))
+}
+
+fn owner(reference: &OwnerReference) -> Owner {
+    Owner {
+        kind: if reference.kind == "DaemonSet" { OwnerKind::DaemonSet } else { OwnerKind::Other },
+        name: reference.name.as_str().into(),
+        uid: reference.uid.as_str().into(),
+    }
+}
+
+/// When the newest main container started, if all of them run.
+fn started(status: &wire::PodStatus) -> Option<jiff::Timestamp> {
+    let starts = status.container_statuses.iter().map(|c| c.state.running.as_ref()?.started_at.as_ref().map(|t| t.0));
+    starts.collect::<Option<Vec<_>>>()?.into_iter().max()
+}
+
+/// Resources beyond CPU, memory and the like: their names have a domain. Init containers and sidecars count too.
+fn extended_resources(spec: &wire::PodSpec) -> Vec<(Box<str>, u32)> {
+    let containers = spec.containers.iter().chain(&spec.init_containers);
+    let asked = containers.flat_map(|c| c.resources.limits.iter().chain(&c.resources.requests));
+    let mut resources: Vec<(Box<str>, u32)> = Vec::new();
+    for (name, amount) in asked.filter(|(name, _)| name.contains('/')) {
+        let amount = match amount {
+            IntOrString::Int(n) => u32::try_from(*n).unwrap_or(0),
+            IntOrString::String(text) => text.parse().unwrap_or(1),
+        };
+        match resources.iter_mut().find(|(known, _)| known.as_ref() == name) {
+            Some((_, known)) => *known = (*known).max(amount),
+            None if amount > 0 => resources.push((name.as_str().into(), amount)),
+            None => {}
+        }
+    }
+    resources
+}
+
+/// What the first container says that is not on its ordinary way up.
+fn trouble(status: &wire::PodStatus) -> Option<Trouble> {
+    let containers = status.init_container_statuses.iter().chain(&status.container_statuses);
+    containers.into_iter().find_map(|container| {
+        let (reason, message) = match (&container.state.waiting, &container.state.terminated) {
+            (Some(waiting), _) if !matches!(waiting.reason.as_str(), "" | "ContainerCreating" | "PodInitializing") => {
+                (waiting.reason.as_str(), waiting.message.as_str())
+            }
+            (_, Some(end)) if end.exit_code != 0 => (end.reason.as_str(), end.message.as_str()),
+            _ => return None,
+        };
+        Some(Trouble {
+            container: container.name.as_str().into(),
+            reason: reason.into(),
+            message: message.into(),
+            restarts: container.restart_count,
+        })
+    })
+}
+
+fn digest(spec: &wire::PodSpec) -> Option<Box<str>> {
+    let env = spec.containers.iter().chain(&spec.init_containers).flat_map(|c| &c.env);
+    env.into_iter().find(|e| e.name == CONFIG_DIGEST_ENV)?.value.as_deref().map(Into::into)
+}
+
+pub(crate) fn daemon_set(object: &ApiDaemonSet) -> Result<DaemonSet, Incomplete> {
+    let Identity { uid, .. } = identity(&object.metadata)?;
+    let template = object.spec.template.spec.as_ref();
+    let containers = template.map(|spec| spec.containers.as_slice()).unwrap_or_default();
+    let env = containers.iter().flat_map(|c| c.env.iter().flatten());
+    let strategy = object.spec.update_strategy.as_ref().and_then(|s| s.type_.as_deref());
+    Ok(DaemonSet {
+        name: object_name(&object.metadata),
+        uid,
+        labels: object.metadata.labels.clone().unwrap_or_default(),
+        generation: object.metadata.generation.unwrap_or_default(),
+        observed_generation: object.status.as_ref().and_then(|s| s.observed_generation).unwrap_or_default(),
+        on_delete: strategy == Some("OnDelete"),
+        node_selector: template.and_then(|spec| spec.node_selector.clone()).unwrap_or_default(),
+        rendered_by: controller(object.metadata.owner_references.as_deref()).and_then(renderer),
+        digest: env.into_iter().find(|e| e.name == CONFIG_DIGEST_ENV).and_then(|e| e.value.as_deref()).map(Into::into),
+        driver_version: containers.iter().find_map(|c| DriverVersion::from_image(c.image.as_deref()?)),
+    })
+}
+
+fn renderer(reference: &OwnerReference) -> Option<Source> {
+    match reference.kind.as_str() {
+        "ClusterPolicy" => Some(Source::ClusterPolicy(reference.name.clone())),
+        "NVIDIADriver" => Some(Source::NvidiaDriver(reference.name.clone())),
+        _ => None,
+    }
+}
+
+/// `None`: not a DaemonSet's.
+pub(crate) fn revision(object: &wire::Revision) -> Option<TemplateRevision> {
+    let owner = controller(object.metadata.owner_references.as_deref()).filter(|o| o.kind == "DaemonSet")?;
+    let hash = object.metadata.labels.as_ref().and_then(|labels| labels.get(REVISION_LABEL)).cloned();
+    let from_name = || object.metadata.name.as_deref()?.strip_prefix(&owner.name)?.strip_prefix('-').map(str::to_owned);
+    let hash = hash.or_else(from_name)?;
+    Some(TemplateRevision { owner: owner.uid.as_str().into(), number: object.revision, hash: hash.into() })
+}
+
+pub(crate) fn budget(object: &PodDisruptionBudget) -> Budget {
+    let spec = object.spec.clone().unwrap_or_default();
+    let status = object.status.clone().unwrap_or_default();
+    Budget {
+        // A selector that cannot be read selects nothing here; the API still refuses what it has to.
+        selector: spec.selector.and_then(|selector| Selector::try_from(selector).ok()),
+        allowed: status.disruptions_allowed.unwrap_or_default(),
+        healthy: status.current_healthy.unwrap_or_default(),
+        desired: status.desired_healthy.unwrap_or_default(),
+        current: status.observed_generation == object.metadata.generation,
+    }
+}
+
+pub(crate) fn cluster_policy(object: &ClusterPolicy) -> ClusterPolicyFacts {
+    let annotations = object.metadata.annotations.as_ref();
+    ClusterPolicyFacts {
+        created: object.metadata.creation_timestamp.as_ref().map(|t| t.0).unwrap_or_default(),
+        driver: object.spec.driver.clone(),
+        sandbox: object.spec.sandbox_workloads.pointer("/enabled").and_then(Value::as_bool).unwrap_or(false),
+        timeout_action: annotations.and_then(|a| a.get(TIMEOUT_ACTION_ANNOTATION)).cloned(),
+    }
+}
+
+pub(crate) fn rollout(object: ApiRollout) -> Result<(String, Rollout), Incomplete> {
+    let Identity { name, version, .. } = identity(&object.metadata)?;
+    Ok((name, Rollout { version, spec: object.spec, status: object.status, said_at: None }))
+}

@@ -1,0 +1,190 @@
+//! API objects as far as they are read. Parsing only these fields is faster and smaller than the full types.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::{apps, core};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::Resource;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+macro_rules! wire {
+    ($name:ident like $full:ty) => {
+        impl Resource for $name {
+            type DynamicType = ();
+            type Scope = <$full as Resource>::Scope;
+            fn kind(dt: &()) -> Cow<'_, str> {
+                <$full as Resource>::kind(dt)
+            }
+            fn group(dt: &()) -> Cow<'_, str> {
+                <$full as Resource>::group(dt)
+            }
+            fn version(dt: &()) -> Cow<'_, str> {
+                <$full as Resource>::version(dt)
+            }
+            fn plural(dt: &()) -> Cow<'_, str> {
+                <$full as Resource>::plural(dt)
+            }
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Node {
+    pub(crate) metadata: ObjectMeta,
+    #[serde(default)]
+    pub(crate) spec: NodeSpec,
+    #[serde(default)]
+    pub(crate) status: NodeStatus,
+}
+wire!(Node like core::v1::Node);
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct NodeSpec {
+    #[serde(default)]
+    pub(crate) unschedulable: bool,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct NodeStatus {
+    #[serde(default)]
+    pub(crate) conditions: Vec<Condition>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Condition {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) status: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Pod {
+    pub(crate) metadata: ObjectMeta,
+    #[serde(default)]
+    pub(crate) spec: PodSpec,
+    #[serde(default)]
+    pub(crate) status: PodStatus,
+}
+wire!(Pod like core::v1::Pod);
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PodSpec {
+    #[serde(default)]
+    pub(crate) node_name: String,
+    #[serde(default)]
+    pub(crate) containers: Vec<Container>,
+    #[serde(default)]
+    pub(crate) init_containers: Vec<Container>,
+    #[serde(default)]
+    pub(crate) volumes: Vec<Volume>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Container {
+    #[serde(default)]
+    pub(crate) image: String,
+    #[serde(default)]
+    pub(crate) resources: Resources,
+    #[serde(default)]
+    pub(crate) env: Vec<Env>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct Resources {
+    #[serde(default)]
+    pub(crate) limits: BTreeMap<String, IntOrString>,
+    #[serde(default)]
+    pub(crate) requests: BTreeMap<String, IntOrString>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Env {
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) value: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Volume {
+    #[serde(default)]
+    pub(crate) empty_dir: Option<IgnoredAny>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PodStatus {
+    #[serde(default)]
+    pub(crate) phase: String,
+    #[serde(default)]
+    pub(crate) conditions: Vec<Condition>,
+    #[serde(default)]
+    pub(crate) container_statuses: Vec<ContainerStatus>,
+    #[serde(default)]
+    pub(crate) init_container_statuses: Vec<ContainerStatus>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ContainerStatus {
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) restart_count: u32,
+    #[serde(default)]
+    pub(crate) state: ContainerState,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct ContainerState {
+    #[serde(default)]
+    pub(crate) running: Option<Running>,
+    #[serde(default)]
+    pub(crate) waiting: Option<Waiting>,
+    #[serde(default)]
+    pub(crate) terminated: Option<Terminated>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Running {
+    #[serde(default)]
+    pub(crate) started_at: Option<Time>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Waiting {
+    #[serde(default)]
+    pub(crate) reason: String,
+    #[serde(default)]
+    pub(crate) message: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Terminated {
+    #[serde(default)]
+    pub(crate) exit_code: i32,
+    #[serde(default)]
+    pub(crate) reason: String,
+    #[serde(default)]
+    pub(crate) message: String,
+}
+
+/// A ControllerRevision without its data, which is a whole pod template.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Revision {
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) revision: i64,
+}
+wire!(Revision like apps::v1::ControllerRevision);

@@ -1,0 +1,183 @@
+//! Every effect that pitcrew may cause, as data: pinned to what was seen, idempotent, one object each.
+//!
+//! The planner leaves no choice to whoever carries an action out.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::api::{DriverPolicyStatus, RolloutSpec, RolloutStatus};
+use crate::contract::State;
+use crate::names::{DriverName, NodeName, ObjectName, PoolName, ResourceVersion, Uid};
+use crate::policy::{Pattern, Source};
+use crate::snapshot::Object;
+
+/// One effect.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Action {
+    /// Change a node: label, cordon and record in one write.
+    PatchNode(NodePatch),
+    /// Ask a pod to leave, through its budgets.
+    Evict(PodRef),
+    /// Tell a pod to leave, past its budgets, with its own grace period.
+    Delete(PodRef, DeleteWhy),
+    /// Look at the node once more, then delete the driver pod.
+    RestartDriver(RestartDriver),
+    /// Read a node again: a write's outcome is unknown, or a conflict was not followed by a newer version.
+    ReadNode(NodeName),
+    /// Begin a rollout.
+    CreateRollout {
+        /// Its name.
+        name: String,
+        /// What it is for.
+        spec: RolloutSpec,
+    },
+    /// Say how far a rollout is.
+    RolloutStatus {
+        /// Its name.
+        name: String,
+        /// What to say.
+        status: RolloutStatus,
+    },
+    /// Say what became of a policy.
+    PolicyStatus {
+        /// The DriverPolicy.
+        name: String,
+        /// What to say.
+        status: DriverPolicyStatus,
+    },
+    /// Say in an event why a policy that has no status of ours is not followed.
+    Complain {
+        /// The policy object.
+        source: Source,
+        /// The sentence.
+        message: String,
+    },
+}
+
+impl Action {
+    /// The object it writes to. At most one action is in flight for each.
+    pub fn object(&self) -> Option<Object> {
+        match self {
+            Action::PatchNode(patch) => Some(Object::Node(patch.node.clone())),
+            Action::ReadNode(node) => Some(Object::Node(node.clone())),
+            Action::Evict(pod) | Action::Delete(pod, _) => Some(Object::Pod(pod.name.clone())),
+            Action::RestartDriver(restart) => Some(Object::Pod(restart.pod.name.clone())),
+            Action::CreateRollout { name, .. } | Action::RolloutStatus { name, .. } => {
+                Some(Object::Rollout(name.clone()))
+            }
+            Action::PolicyStatus { name, .. } => Some(Object::DriverPolicy(name.clone())),
+            Action::Complain { .. } => None,
+        }
+    }
+
+    /// The node that it affects.
+    pub fn node(&self) -> Option<&NodeName> {
+        match self {
+            Action::PatchNode(patch) => Some(&patch.node),
+            Action::ReadNode(node) => Some(node),
+            Action::Evict(pod) | Action::Delete(pod, _) => Some(&pod.node),
+            Action::RestartDriver(restart) => Some(&restart.pod.node),
+            _ => None,
+        }
+    }
+}
+
+/// One write to a node, pinned to the version that was seen.
+#[derive(Clone, PartialEq, Debug)]
+pub struct NodePatch {
+    /// The node.
+    pub node: NodeName,
+    /// The pool on whose behalf.
+    pub pool: PoolName,
+    /// The version that the plan was made from: anything newer refuses the write.
+    pub seen: ResourceVersion,
+    /// Labels to set, or to remove.
+    pub labels: BTreeMap<String, Option<String>>,
+    /// Annotations to set, or to remove.
+    pub annotations: BTreeMap<String, Option<String>>,
+    /// Cordon or uncordon.
+    pub unschedulable: Option<bool>,
+    /// The transition that this write makes, if it makes one.
+    pub to: Option<Transition>,
+    /// The event that tells of it.
+    pub event: Option<Event>,
+}
+
+/// A transition of one driver's state on a node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Transition {
+    /// The driver.
+    pub driver: DriverName,
+    /// From.
+    pub from: State,
+    /// To.
+    pub to: State,
+}
+
+/// An event to be written about a node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Event {
+    /// Something went wrong.
+    pub warning: bool,
+    /// The reason that people grep for.
+    pub reason: String,
+    /// The sentence.
+    pub message: String,
+}
+
+impl NodePatch {
+    /// The merge patch. It carries the seen version, so it is refused if anybody wrote in between.
+    pub fn body(&self) -> Value {
+        let map = |changes: &BTreeMap<String, Option<String>>| -> Map<String, Value> {
+            changes.iter().map(|(k, v)| (k.clone(), v.clone().map_or(Value::Null, Value::String))).collect()
+        };
+        let mut metadata = Map::from_iter([("resourceVersion".to_owned(), json!(self.seen.to_string()))]);
+        if !self.labels.is_empty() {
+            metadata.insert("labels".to_owned(), Value::Object(map(&self.labels)));
+        }
+        if !self.annotations.is_empty() {
+            metadata.insert("annotations".to_owned(), Value::Object(map(&self.annotations)));
+        }
+        let mut body = Map::from_iter([("metadata".to_owned(), Value::Object(metadata))]);
+        if let Some(unschedulable) = self.unschedulable {
+            // `null` removes the field, as an uncordon by kubectl does; `false` would stay in the object.
+            let value = if unschedulable { json!(true) } else { Value::Null };
+            body.insert("spec".to_owned(), json!({ "unschedulable": value }));
+        }
+        Value::Object(body)
+    }
+}
+
+/// A pod, so that no other pod of that name is ever meant.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PodRef {
+    /// Its name.
+    pub name: ObjectName,
+    /// Its UID.
+    pub uid: Uid,
+    /// Its node.
+    pub node: NodeName,
+}
+
+/// Why a pod is deleted rather than evicted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeleteWhy {
+    /// It did not leave in time and the policy says `timeoutAction: Delete`.
+    TimedOut,
+    /// A validator that proved the driver before this one.
+    StaleValidator,
+}
+
+/// The point of no return: the driver pod is deleted, after one more look.
+#[derive(Clone, PartialEq, Debug)]
+pub struct RestartDriver {
+    /// The driver.
+    pub driver: DriverName,
+    /// The driver pod.
+    pub pod: PodRef,
+    /// The node's UID.
+    pub node_uid: Uid,
+    /// Pods that ask for any of these must be gone.
+    pub devices: Vec<Pattern>,
+}

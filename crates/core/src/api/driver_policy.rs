@@ -1,0 +1,273 @@
+//! `DriverPolicy`: what the user wants of one driver on one part of the fleet.
+//!
+//! Every field but `driver` is optional. What is not set under `upgradePolicy` is inherited from the ClusterPolicy
+//! or NVIDIADriver that renders the DaemonSet, so those fields have no schema default; all others do.
+//! Bad values are refused at admission by the schema and its CEL rules, with a sentence.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::contract::{DEFAULT_LABEL_DOMAIN, DEFAULT_NAMESPACE};
+
+/// How one driver is upgraded on the nodes of one pool.
+#[expect(clippy::duplicated_attributes, reason = "the columns of one table share their types")]
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[kube(
+    group = "pitcrew.dev",
+    version = "v1alpha1",
+    kind = "DriverPolicy",
+    plural = "driverpolicies",
+    shortname = "dp",
+    status = "DriverPolicyStatus",
+    derive = "PartialEq",
+    printcolumn(name = "Driver", json_path = ".spec.driver.name", type_ = "string"),
+    printcolumn(name = "Ready", json_path = ".status.ready", type_ = "boolean"),
+    printcolumn(name = "Message", json_path = ".status.message", type_ = "string"),
+    printcolumn(name = "Age", json_path = ".metadata.creationTimestamp", type_ = "date")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct DriverPolicySpec {
+    /// The driver, its DaemonSets and who uses it.
+    pub driver: DriverSpec,
+    /// The pool: nodes with these labels. Empty: all nodes that should run the driver.
+    #[serde(default)]
+    pub node_selector: BTreeMap<String, String>,
+    /// How pitcrew lives with a GPU Operator in the same cluster.
+    #[serde(default)]
+    pub mode: Mode,
+    /// The documented upgrade options. What is not set is inherited from the object that renders the DaemonSet.
+    #[serde(default)]
+    pub upgrade_policy: UpgradePolicySpec,
+    /// How long things may take, and what happens then.
+    #[serde(default)]
+    pub limits: LimitsSpec,
+}
+
+/// The driver: its name, its DaemonSets, who uses it, who validates it.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("self.name == 'gpu' || (has(self.daemonSets) && has(self.daemonSets.selector))", "daemonSets.selector is required for a driver other than gpu: name the label of its DaemonSets"),
+)]
+pub struct DriverSpec {
+    /// The driver's name in every label and annotation: gpu, ofed, amdgpu, …
+    #[x_kube(validation = ("self.matches('^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$')", "driver.name must be lower-case letters, digits and dashes, at most 32, such as gpu or ofed"))]
+    pub name: String,
+    /// The domain of the state and skip labels.
+    #[serde(default = "default_label_domain")]
+    #[x_kube(validation = ("self.matches('^[a-z0-9]([a-z0-9.-]{0,200}[a-z0-9])?$')", "driver.labelDomain must be a DNS name such as nvidia.com"))]
+    pub label_domain: String,
+    /// Where the driver's DaemonSets are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub daemon_sets: Option<DaemonSetsSpec>,
+    /// How pods ask for the device. Not set: NVIDIA's resources for gpu, none for others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub devices: Option<DevicesSpec>,
+    /// The pods that prove a new driver on their node. Not set: nothing to wait for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validator: Option<ValidatorSpec>,
+}
+
+/// Where the driver's DaemonSets are.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DaemonSetsSpec {
+    /// Their namespace.
+    #[serde(default = "default_namespace")]
+    pub namespace: String,
+    /// The label selector that finds them and their pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<String>,
+}
+
+/// How pods ask for the device.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DevicesSpec {
+    /// Extended resource names; a trailing `*` matches any ending.
+    #[serde(default)]
+    pub resources: Vec<String>,
+}
+
+/// The pods that prove a new driver.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ValidatorSpec {
+    /// The label selector that finds them, in any namespace.
+    pub selector: String,
+}
+
+/// How pitcrew lives with a GPU Operator in the same cluster.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
+pub enum Mode {
+    /// Looks for a live GPU Operator and chooses.
+    #[default]
+    Auto,
+    /// No NVIDIA upgrade controller in this cluster.
+    Standalone,
+    /// A GPU Operator keeps `autoUpgrade: true`; pitcrew upgrades its nodes as a guest.
+    Guest,
+    /// NVIDIA's controller is switched off; the DriverPolicy rules.
+    TakeOver,
+}
+
+/// The documented upgrade options, with their documented names.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = ("!(has(self.gpuPodDeletion) && has(self.podDeletion))", "gpuPodDeletion and podDeletion are two names of one field: set one of them"))]
+pub struct UpgradePolicySpec {
+    /// Off pauses everything and keeps everything where it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_upgrade: Option<bool>,
+    /// How many nodes are upgraded at the same time; 0 sets no limit of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = ("self >= 0", "maxParallelUpgrades must be 0 (no limit of its own) or more"))]
+    pub max_parallel_upgrades: Option<i64>,
+    /// How many nodes may be out at the same time, by whatever cause: a number, or a percentage that rounds up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = ("type(self) == int ? int(self) >= 0 : string(self).matches('^(100|[0-9]{1,2})%$')", "maxUnavailable must be a number of nodes (0 or more) or a percentage from 0% to 100%"))]
+    pub max_unavailable: Option<IntOrString>,
+    /// Pods that may complete before the node is touched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_for_completion: Option<WaitForCompletionSpec>,
+    /// How pods that use the device are taken off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_pod_deletion: Option<PodDeletionSpec>,
+    /// Another name of `gpuPodDeletion`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_deletion: Option<PodDeletionSpec>,
+    /// Draining the whole node, if taking the device users off was not enough.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<DrainSpec>,
+}
+
+/// Pods that may complete before the node is touched.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct WaitForCompletionSpec {
+    /// Which pods; empty waits for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_selector: Option<String>,
+    /// How long; 0 is for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = ("self >= 0", "waitForCompletion.timeoutSeconds must be 0 (no limit) or more"))]
+    pub timeout_seconds: Option<i64>,
+}
+
+/// How pods that use the device are taken off.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct PodDeletionSpec {
+    /// Also pods without a controller that would make them again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub force: Option<bool>,
+    /// How long; 0 is for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = ("self >= 0", "gpuPodDeletion.timeoutSeconds must be 0 (no limit) or more"))]
+    pub timeout_seconds: Option<i64>,
+    /// Also pods with emptyDir volumes, whose data is lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delete_empty_dir: Option<bool>,
+    /// What happens to pods that did not leave in time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_action: Option<TimeoutAction>,
+}
+
+/// Draining the whole node.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct DrainSpec {
+    /// Whether draining is allowed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enable: Option<bool>,
+    /// Also pods without a controller that would make them again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub force: Option<bool>,
+    /// Which pods; empty drains all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_selector: Option<String>,
+    /// How long; 0 is for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = ("self >= 0", "drain.timeoutSeconds must be 0 (no limit) or more"))]
+    pub timeout_seconds: Option<i64>,
+    /// Also pods with emptyDir volumes, whose data is lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delete_empty_dir: Option<bool>,
+    /// What happens to pods that did not leave in time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_action: Option<TimeoutAction>,
+}
+
+/// What happens to pods that did not leave in time.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
+pub enum TimeoutAction {
+    /// The node goes on to a drain if that is enabled, else it fails.
+    #[default]
+    Fail,
+    /// The pods are deleted with their own grace period, past their budgets.
+    Delete,
+}
+
+/// How long things may take, and what happens then.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct LimitsSpec {
+    /// From the restart of the driver pod to its being ready.
+    #[serde(default = "default_driver_ready")]
+    #[x_kube(validation = ("self.matches('^([0-9]+(d|h|m|s))+$')", "limits.driverReady must be a duration such as 30m or 2h"))]
+    pub driver_ready: String,
+    /// From the ready driver to the end of all validation.
+    #[serde(default = "default_validation")]
+    #[x_kube(validation = ("self.matches('^([0-9]+(d|h|m|s))+$')", "limits.validation must be a duration such as 10m"))]
+    pub validation: String,
+}
+
+impl Default for LimitsSpec {
+    fn default() -> Self {
+        Self { driver_ready: default_driver_ready(), validation: default_validation() }
+    }
+}
+
+/// What the controller makes of a policy.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DriverPolicyStatus {
+    /// The generation that this status speaks of.
+    #[serde(default)]
+    pub observed_generation: i64,
+    /// Whether the policy is in force.
+    #[serde(default)]
+    pub ready: bool,
+    /// What is wrong, or what is going on, in a sentence.
+    #[serde(default)]
+    pub message: String,
+    /// Every value in force, and where it comes from.
+    #[serde(default)]
+    pub effective: BTreeMap<String, EffectiveValue>,
+}
+
+/// A value in force, and where it comes from.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, JsonSchema)]
+pub struct EffectiveValue {
+    /// The value.
+    pub value: String,
+    /// The object that says so, or `default`.
+    pub from: String,
+}
+
+fn default_label_domain() -> String {
+    DEFAULT_LABEL_DOMAIN.to_owned()
+}
+fn default_driver_ready() -> String {
+    "30m".to_owned()
+}
+fn default_validation() -> String {
+    "10m".to_owned()
+}
+fn default_namespace() -> String {
+    DEFAULT_NAMESPACE.to_owned()
+}

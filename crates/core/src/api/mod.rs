@@ -1,0 +1,26 @@
+//! The custom resources: our own with schema and rules, NVIDIA's as far as they are read.
+
+#[expect(unreachable_pub, reason = "KubeSchema's expansion repeats the structs where nobody can reach them")]
+mod driver_policy;
+mod foreign;
+mod rollout;
+
+pub use driver_policy::*;
+pub use foreign::*;
+pub use rollout::*;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt;
+
+/// pitcrew's own custom resource definitions.
+pub fn crds() -> Vec<CustomResourceDefinition> {
+    vec![DriverPolicy::crd(), Rollout::crd()]
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_definitions_change_only_on_purpose() {
+        insta::assert_json_snapshot!(super::crds());
+    }
+}

@@ -1,0 +1,110 @@
+//! `Rollout`: one move of a pool to one target revision. Made by the controller, kept as history.
+//!
+//! Its status holds aggregates only; per-node facts stay on the nodes, so its size does not grow with the fleet.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How many failures a rollout's status lists; the nodes themselves keep all of them.
+pub const ROLLOUT_FAILURES_MAX: usize = 20;
+
+/// One move of a pool to one target.
+#[expect(clippy::duplicated_attributes, reason = "the columns of one table share their types")]
+#[derive(CustomResource, Serialize, Deserialize, Clone, Debug, PartialEq, JsonSchema)]
+#[kube(
+    group = "pitcrew.dev",
+    version = "v1alpha1",
+    kind = "Rollout",
+    status = "RolloutStatus",
+    derive = "PartialEq",
+    printcolumn(name = "Policy", json_path = ".spec.policy", type_ = "string"),
+    printcolumn(name = "Version", json_path = ".spec.version", type_ = "string"),
+    printcolumn(name = "Phase", json_path = ".status.phase", type_ = "string"),
+    printcolumn(name = "Done", json_path = ".status.done", type_ = "integer"),
+    printcolumn(name = "Total", json_path = ".status.total", type_ = "integer"),
+    printcolumn(name = "Failed", json_path = ".status.failed", type_ = "integer"),
+    printcolumn(name = "Age", json_path = ".metadata.creationTimestamp", type_ = "date")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutSpec {
+    /// The object that states the policy: a DriverPolicy, ClusterPolicy or NVIDIADriver.
+    pub policy: String,
+    /// The driver.
+    pub driver: String,
+    /// The driver version, where the image's tag tells it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// The target: each DaemonSet's newest template revision when the rollout began.
+    pub target: BTreeMap<String, String>,
+}
+
+/// How far it is.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutStatus {
+    /// What it is doing.
+    pub phase: RolloutPhase,
+    /// Nodes that should run the driver.
+    pub total: u32,
+    /// Nodes on the target and in service.
+    pub done: u32,
+    /// Nodes on their walk.
+    pub moving: u32,
+    /// Nodes that wait for their turn.
+    pub waiting: u32,
+    /// Nodes that failed and stay cordoned.
+    pub failed: u32,
+    /// Nodes out of service, by whatever cause.
+    pub unavailable: u32,
+    /// When the first node was found outdated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Time>,
+    /// When the last node was done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<Time>,
+    /// The newest failures.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<RolloutFailure>,
+}
+
+/// What a rollout is doing.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
+pub enum RolloutPhase {
+    /// Nodes are moving or waiting for their turn.
+    #[default]
+    Running,
+    /// The policy says `autoUpgrade: false`.
+    Paused,
+    /// The policy cannot be followed; its status or the events say why.
+    Frozen,
+    /// Every node is done.
+    Done,
+    /// Every node is done or failed, and at least one failed.
+    Failed,
+    /// A newer target took its place.
+    Superseded,
+}
+
+/// One failed node.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutFailure {
+    /// The node.
+    pub node: String,
+    /// When it failed.
+    pub at: Time,
+    /// Why, in a sentence.
+    pub cause: String,
+}
+
+impl RolloutFailure {
+    /// A failure at `at`.
+    pub fn new(node: &str, at: Timestamp, cause: String) -> Self {
+        Self { node: node.to_owned(), at: Time(at), cause }
+    }
+}

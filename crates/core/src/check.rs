@@ -1,0 +1,172 @@
+//! The safety promises as code, written apart from the planner.
+//!
+//! They judge what we are about to do, not the world: a rack that fails beside us is not our violation. They run in
+//! tests, in simulation and in production; an action that breaks one is dropped, and its pool with it for that pass.
+//! They look things up for themselves and share no decision with the planner.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use crate::action::{Action, NodePatch};
+use crate::contract::{State, VISIT_ANNOTATION};
+use crate::names::{NodeName, PoolName};
+use crate::plan::{Plan, PoolPlan, PoolStatus, uses_device};
+use crate::policy::{self, Policy, Pool};
+use crate::snapshot::{Node, Object, Snapshot};
+use crate::visit::Visit;
+
+/// A promise that an action would break.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Violation {
+    /// Which promise.
+    pub promise: Promise,
+    /// The pool.
+    pub pool: PoolName,
+    /// The node.
+    pub node: NodeName,
+    /// The action's place in the plan.
+    pub action: usize,
+}
+
+/// The promises (the numbers are those of `docs/promises.md`).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Promise {
+    /// S1: pods are taken off only nodes that we own and that are cordoned.
+    OnlyOwnNodes,
+    /// S2: only our own cordon is lifted, and only after validation.
+    OnlyOwnCordon,
+    /// S3: no start takes more nodes out than agreed.
+    WithinLimits,
+    /// S4: a driver restarts only when nobody uses the device.
+    NobodyOnTheDevice,
+    /// S9: a paused or frozen pool does nothing.
+    StandsStill,
+}
+
+impl fmt::Display for Promise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Promise::OnlyOwnNodes => "S1 never take pods off a node that is not ours and cordoned",
+            Promise::OnlyOwnCordon => "S2 never lift a cordon that is not ours, or before validation",
+            Promise::WithinLimits => "S3 never take out more nodes than agreed",
+            Promise::NobodyOnTheDevice => "S4 never restart a driver under running work",
+            Promise::StandsStill => "S9 never act in a paused or frozen pool",
+        })
+    }
+}
+
+/// The promises that `plan` would break.
+pub fn violations(snapshot: &Snapshot, plan: &Plan) -> Vec<Violation> {
+    let pools = policy::resolve(&snapshot.sources, snapshot.daemon_sets.values(), &snapshot.namespace);
+    let mut found = Vec::new();
+    for done in &plan.pools {
+        let policy = pools.iter().find(|pool| pool.name == done.name).and_then(|pool: &Pool| pool.policy.as_ref().ok());
+        let mine = plan.actions.iter().enumerate().filter(|(_, action)| action.node().is_some_and(|n| done.nodes.contains_key(n)));
+        let mine: Vec<(usize, &Action)> = mine.filter(|(_, action)| belongs(action, done, snapshot)).collect();
+        let mut report = |promise, broken: Vec<(usize, NodeName)>| {
+            found.extend(broken.into_iter().map(|(action, node)| Violation { promise, pool: done.name.clone(), node, action }));
+        };
+        report(Promise::OnlyOwnNodes, foreign_nodes(snapshot, &mine));
+        report(Promise::OnlyOwnCordon, foreign_cordons(snapshot, done, &mine));
+        report(Promise::StandsStill, restless(done, &mine));
+        if let Some(policy) = policy {
+            report(Promise::WithinLimits, beyond_limits(snapshot, policy, done, &mine));
+            report(Promise::NobodyOnTheDevice, under_work(snapshot, policy, &mine));
+        }
+    }
+    found
+}
+
+/// An action on a node that several drivers share belongs to the pool that made it.
+fn belongs(action: &Action, done: &PoolPlan, snapshot: &Snapshot) -> bool {
+    match action {
+        Action::PatchNode(patch) => patch.pool == done.name,
+        Action::RestartDriver(restart) => restart.driver == done.driver,
+        Action::Evict(pod) | Action::Delete(pod, _) => visit(snapshot, &pod.node)
+            .is_none_or(|visit| visit.drivers.contains_key(&done.driver)),
+        _ => false,
+    }
+}
+
+fn visit<'a>(snapshot: &'a Snapshot, node: &NodeName) -> Option<&'a Visit> {
+    snapshot.nodes.get(node)?.visit.as_ref()?.as_ref().ok()
+}
+
+type Broken = Vec<(usize, NodeName)>;
+
+fn foreign_nodes(snapshot: &Snapshot, mine: &[(usize, &Action)]) -> Broken {
+    let touches_pods = |action: &Action| matches!(action, Action::Evict(_) | Action::Delete(..) | Action::RestartDriver(_));
+    let ours = |node: &NodeName| visit(snapshot, node).is_some() && snapshot.nodes.get(node).is_some_and(|n| n.unschedulable);
+    let broken = mine.iter().filter(|(_, action)| touches_pods(action));
+    broken.filter_map(|(i, action)| action.node().filter(|node| !ours(node)).map(|node| (*i, node.clone()))).collect()
+}
+
+fn foreign_cordons(snapshot: &Snapshot, done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
+    let may_lift = |node: &NodeName| {
+        let visit = visit(snapshot, node);
+        let validated = |v: &Visit| v.drivers.get(&done.driver).is_some_and(|w| w.state == State::UncordonRequired);
+        visit.is_some_and(|v| v.holds.cordon && validated(v))
+    };
+    let lifts = patches(mine).filter(|(_, patch)| patch.unschedulable == Some(false));
+    lifts.filter(|(_, patch)| !may_lift(&patch.node)).map(|(i, patch)| (i, patch.node.clone())).collect()
+}
+
+fn restless(done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
+    if done.status == PoolStatus::Active {
+        return Vec::new();
+    }
+    let frozen = matches!(done.status, PoolStatus::Frozen(_));
+    // A pause may be noted in the record of a node that is on a visit: label and cordon stay as they are.
+    let only_notes = |patch: &NodePatch| {
+        !frozen && patch.to.is_none() && patch.unschedulable.is_none() && patch.annotations.contains_key(VISIT_ANNOTATION)
+    };
+    mine.iter()
+        .filter(|(_, action)| !matches!(action, Action::PatchNode(patch) if only_notes(patch)))
+        .filter_map(|(i, action)| action.node().map(|node| (*i, node.clone())))
+        .collect()
+}
+
+/// Starts (the transitions into `cordon-required`) that exceed either limit, counted afresh.
+fn beyond_limits(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
+    let walking = |name: &NodeName, node: &Node| {
+        let recorded = visit(snapshot, name).and_then(|v| v.drivers.get(&done.driver)).map(|walk| walk.state);
+        let labelled = node.labels.get(&policy.keys.state).and_then(|value| value.parse::<State>().ok());
+        let sent = snapshot.in_flight.get(&Object::Node(name.clone())).and_then(|p| p.moving_to.as_ref()).map(|(_, s)| *s);
+        recorded.or(labelled).is_some_and(State::in_flight) || sent.is_some_and(State::in_flight)
+    };
+    let nodes: BTreeMap<&NodeName, &Node> =
+        done.nodes.keys().filter_map(|name| snapshot.nodes.get_key_value(name)).collect();
+    let mut moving = nodes.iter().filter(|(name, node)| walking(name, node)).count();
+    let mut out: BTreeSet<&NodeName> =
+        nodes.iter().filter(|(name, node)| node.is_out() || walking(name, node)).map(|(name, _)| *name).collect();
+    let limit = policy.max_unavailable.of(nodes.len());
+    let mut broken = Vec::new();
+    for (i, patch) in patches(mine) {
+        let starts = patch.to.as_ref().is_some_and(|t| t.to == State::CordonRequired && !t.from.in_flight());
+        if !starts {
+            continue;
+        }
+        moving += 1;
+        let newly_out = out.insert(&patch.node);
+        let too_many_moving = policy.max_parallel > 0 && moving > policy.max_parallel as usize;
+        if too_many_moving || limit == 0 || (newly_out && out.len() > limit) {
+            broken.push((i, patch.node.clone()));
+        }
+    }
+    broken
+}
+
+fn under_work(snapshot: &Snapshot, policy: &Policy, mine: &[(usize, &Action)]) -> Broken {
+    let busy = |node: &NodeName| snapshot.pods_on(node).any(|pod| uses_device(&policy.devices, pod));
+    let restarts = mine.iter().filter(|(_, action)| matches!(action, Action::RestartDriver(_)));
+    restarts
+        .filter_map(|(i, action)| action.node().filter(|node| busy(node)).map(|node| (*i, node.clone())))
+        .collect()
+}
+
+fn patches<'a>(mine: &'a [(usize, &'a Action)]) -> impl Iterator<Item = (usize, &'a NodePatch)> {
+    mine.iter().filter_map(|(i, action)| match action {
+        Action::PatchNode(patch) => Some((*i, patch)),
+        _ => None,
+    })
+}

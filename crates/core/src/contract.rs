@@ -1,0 +1,259 @@
+//! The contract with the cluster: every name that other programs and people see, once.
+//!
+//! The names are those of NVIDIA's documents, so dashboards, scripts and runbooks go on working. `<d>` in a key
+//! is the driver's name, the domain is configurable for the keys that pitcrew itself writes.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::names::DriverName;
+
+/// The domain of the documented labels.
+pub const DEFAULT_LABEL_DOMAIN: &str = "nvidia.com";
+/// The visit record on a node: JSON, one annotation, the truth while pitcrew owns the node.
+pub const VISIT_ANNOTATION: &str = "pitcrew.dev/visit";
+/// A person's wish that a node stays cordoned after its visit.
+pub const KEEP_CORDONED_LABEL: &str = "pitcrew.dev/keep-cordoned";
+/// On a ClusterPolicy: what to do with pods that did not leave in time, `Fail` or `Delete`.
+pub const TIMEOUT_ACTION_ANNOTATION: &str = "pitcrew.dev/timeout-action";
+/// The label by which DaemonSet pods tell which template they were made from.
+pub const REVISION_LABEL: &str = "controller-revision-hash";
+/// In a driver container's environment: a digest of everything that matters to the installed driver.
+pub const CONFIG_DIGEST_ENV: &str = "DRIVER_CONFIG_DIGEST";
+/// Events on cluster-scoped objects live here.
+pub const EVENT_NAMESPACE: &str = "default";
+/// How pitcrew names itself as a source of events and as a field manager.
+pub const COMPONENT: &str = "pitcrew";
+/// The tag of decision log lines, the one that the documents tell people to grep for.
+pub const LOG_TARGET: &str = "controllers.Upgrade";
+/// The Lease of pitcrew's leader.
+pub const LEASE_NAME: &str = "pitcrew-controller";
+/// The Lease that a running GPU Operator holds.
+pub const GPU_OPERATOR_LEASE: &str = "53822513.nvidia.com";
+/// The label of a GPU Operator's Deployment.
+pub const GPU_OPERATOR_SELECTOR: &str = "app.kubernetes.io/component=gpu-operator";
+/// Which NVIDIADriver a node belongs to.
+pub const DRIVER_OWNER_LABEL: &str = "nvidia.com/gpu-operator.driver.owner";
+/// Where the driver DaemonSets are when nobody says otherwise.
+pub const DEFAULT_NAMESPACE: &str = "gpu-operator";
+
+/// Metric names. The first group is NVIDIA's, the second our own.
+pub mod metric {
+    /// 1 if driver auto upgrade is enabled; 0 if not (as documented).
+    pub const AUTO_UPGRADE_ENABLED: &str = "gpu_operator_auto_upgrade_enabled";
+    /// The same, as NVIDIA's code spells it.
+    pub const DRIVER_AUTO_UPGRADE_ENABLED: &str = "gpu_operator_driver_auto_upgrade_enabled";
+    /// Nodes on which a driver pod is being upgraded.
+    pub const IN_PROGRESS: &str = "gpu_operator_nodes_upgrades_in_progress";
+    /// Nodes whose driver pod is up to date.
+    pub const DONE: &str = "gpu_operator_nodes_upgrades_done";
+    /// Nodes whose upgrade failed.
+    pub const FAILED: &str = "gpu_operator_nodes_upgrades_failed";
+    /// Nodes on which an upgrade can start now.
+    pub const AVAILABLE: &str = "gpu_operator_nodes_upgrades_available";
+    /// Nodes whose upgrade is pending.
+    pub const PENDING: &str = "gpu_operator_nodes_upgrades_pending";
+
+    /// Nodes by driver and state.
+    pub const NODES: &str = "pitcrew_nodes";
+    /// Nodes by driver and reason.
+    pub const NODES_BY_REASON: &str = "pitcrew_nodes_by_reason";
+    /// Seconds from cordon to release.
+    pub const VISIT_SECONDS: &str = "pitcrew_visit_seconds";
+    /// Seconds that nodes spent in a state, by state.
+    pub const STATE_SECONDS: &str = "pitcrew_state_seconds";
+    /// Evictions by result.
+    pub const EVICTIONS: &str = "pitcrew_evictions";
+    /// Requests to the Kubernetes API by verb, resource and result.
+    pub const API_REQUESTS: &str = "pitcrew_api_requests";
+    /// Seconds that one planning pass takes.
+    pub const PLAN_SECONDS: &str = "pitcrew_plan_seconds";
+    /// Nodes for which no reason could be given. Anything but 0 is a bug.
+    pub const EXPLAIN_UNKNOWN: &str = "pitcrew_explain_unknown";
+    /// Actions that were dropped because they would have broken a promise. Anything but 0 is a bug.
+    pub const VIOLATIONS: &str = "pitcrew_violations";
+    /// 1 on the replica that leads.
+    pub const LEADER: &str = "pitcrew_leader";
+    /// 1 if the pool is frozen (bad policy, a live GPU Operator, …).
+    pub const POOL_FROZEN: &str = "pitcrew_pool_frozen";
+}
+
+/// Where a node stands on its walk: the values of the state label.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// No label, or an empty one: not looked at yet.
+    #[default]
+    Unknown,
+    /// The driver pod is not up to date. Nothing happens here but waiting for a slot.
+    UpgradeRequired,
+    /// A slot is taken; the node is about to be cordoned.
+    CordonRequired,
+    /// Selected pods are given time to complete.
+    WaitForJobsRequired,
+    /// Pods that use the device are evicted.
+    PodDeletionRequired,
+    /// The node is drained, if eviction was not enough and the policy allows it.
+    DrainRequired,
+    /// The driver pod is replaced.
+    PodRestartRequired,
+    /// The new driver has to prove itself.
+    ValidationRequired,
+    /// The node is about to be given back.
+    UncordonRequired,
+    /// The driver pod is up to date and running.
+    UpgradeDone,
+    /// Something went wrong; the node stays cordoned until a person or a new version comes.
+    UpgradeFailed,
+}
+
+impl State {
+    /// Every state, in the order of the walk.
+    pub const ALL: [State; 11] = [
+        State::Unknown,
+        State::UpgradeRequired,
+        State::CordonRequired,
+        State::WaitForJobsRequired,
+        State::PodDeletionRequired,
+        State::DrainRequired,
+        State::PodRestartRequired,
+        State::ValidationRequired,
+        State::UncordonRequired,
+        State::UpgradeDone,
+        State::UpgradeFailed,
+    ];
+
+    /// The label's value; empty for unknown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Unknown => "",
+            State::UpgradeRequired => "upgrade-required",
+            State::CordonRequired => "cordon-required",
+            State::WaitForJobsRequired => "wait-for-jobs-required",
+            State::PodDeletionRequired => "pod-deletion-required",
+            State::DrainRequired => "drain-required",
+            State::PodRestartRequired => "pod-restart-required",
+            State::ValidationRequired => "validation-required",
+            State::UncordonRequired => "uncordon-required",
+            State::UpgradeDone => "upgrade-done",
+            State::UpgradeFailed => "upgrade-failed",
+        }
+    }
+
+    /// Between the slot and the release: the node counts against `maxParallelUpgrades`.
+    pub fn in_flight(self) -> bool {
+        matches!(
+            self,
+            State::CordonRequired
+                | State::WaitForJobsRequired
+                | State::PodDeletionRequired
+                | State::DrainRequired
+                | State::PodRestartRequired
+                | State::ValidationRequired
+                | State::UncordonRequired
+        )
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            State::Unknown => "unknown",
+            known => known.as_str(),
+        })
+    }
+}
+
+/// A state label whose value is none of the documented ones.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("\"{0}\" is not a driver upgrade state")]
+pub struct UnknownState(pub String);
+
+impl FromStr for State {
+    type Err = UnknownState;
+    fn from_str(text: &str) -> Result<Self, UnknownState> {
+        State::ALL.into_iter().find(|s| s.as_str() == text).ok_or_else(|| UnknownState(text.to_owned()))
+    }
+}
+
+/// The keys for one driver.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Keys {
+    /// Node label: the state.
+    pub state: String,
+    /// Node label: `true` leaves the node out.
+    pub skip: String,
+    /// Pod label: `true` leaves the pod out of a drain.
+    pub drain_skip: String,
+    /// Node annotation, written by the driver pod's init container: it waits for a safe moment to load.
+    pub safe_load: String,
+    /// Node annotation, written by people and programs: upgrade this node although it is up to date.
+    pub requested: String,
+    /// Node annotation: an upgrade controller looks after this node, so driver-managers stay passive.
+    pub enabled: String,
+    /// Reason of the events on the node.
+    pub event_reason: String,
+}
+
+impl Keys {
+    /// The keys for driver `name`, with pitcrew's own labels under `domain`.
+    pub fn new(name: &DriverName, domain: &str) -> Self {
+        let own = |suffix: &str| format!("{domain}/{name}-driver-upgrade{suffix}");
+        // Other programs write or read these under NVIDIA's domain, whatever domain we are told to use.
+        let shared = |suffix: &str| format!("{DEFAULT_LABEL_DOMAIN}/{name}-driver-upgrade{suffix}");
+        Self {
+            state: own("-state"),
+            skip: own(".skip"),
+            drain_skip: shared("-drain.skip"),
+            safe_load: shared(".driver-wait-for-safe-load"),
+            requested: shared("-requested"),
+            enabled: shared("-enabled"),
+            event_reason: format!("{}DriverUpgrade", name.as_str().to_uppercase()),
+        }
+    }
+}
+
+/// The annotations that pitcrew reads from nodes; all others are dropped on arrival to keep the view small.
+pub fn is_relevant_annotation(key: &str) -> bool {
+    key.starts_with("pitcrew.dev/") || key.contains("-driver-upgrade")
+}
+
+/// The message of the event that announces a transition, word for word as documented.
+pub fn transition_message(state: State) -> String {
+    format!("Successfully updated node state label to [{}]", state.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_the_documented_ones() {
+        let keys = Keys::new(&"gpu".into(), DEFAULT_LABEL_DOMAIN);
+        assert_eq!(keys.state, "nvidia.com/gpu-driver-upgrade-state");
+        assert_eq!(keys.skip, "nvidia.com/gpu-driver-upgrade.skip");
+        assert_eq!(keys.drain_skip, "nvidia.com/gpu-driver-upgrade-drain.skip");
+        assert_eq!(keys.safe_load, "nvidia.com/gpu-driver-upgrade.driver-wait-for-safe-load");
+        assert_eq!(keys.requested, "nvidia.com/gpu-driver-upgrade-requested");
+        assert_eq!(keys.enabled, "nvidia.com/gpu-driver-upgrade-enabled");
+        assert_eq!(keys.event_reason, "GPUDriverUpgrade");
+    }
+
+    #[test]
+    fn another_domain_moves_only_what_pitcrew_writes() {
+        let keys = Keys::new(&"ofed".into(), "example.com");
+        assert_eq!(keys.state, "example.com/ofed-driver-upgrade-state");
+        assert_eq!(keys.requested, "nvidia.com/ofed-driver-upgrade-requested");
+        assert_eq!(keys.event_reason, "OFEDDriverUpgrade");
+    }
+
+    #[test]
+    fn every_state_reads_back() {
+        for state in State::ALL {
+            assert_eq!(state.as_str().parse(), Ok(state));
+        }
+        assert!("upgrade-maybe".parse::<State>().is_err());
+    }
+}

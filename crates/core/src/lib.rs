@@ -1,0 +1,39 @@
+//! The part of pitcrew that thinks: plain data in, plain data out. No IO, no clock, no chance.
+//!
+//! ```text
+//!   Snapshot ──▶ plan() ──▶ Plan { actions, verdicts, wake_at }
+//!      facts        │          what to do, and why each node is where it is
+//!                   └──▶ violations(): the promises, written apart from the planner
+//! ```
+//!
+//! Where to look:
+//!
+//! | file | the one thing in it |
+//! |---|---|
+//! | [`contract`] | every label, annotation, state, event and metric name that the cluster sees |
+//! | [`api`] | the custom resources: `DriverPolicy`, `Rollout`, and NVIDIA's as far as they are read |
+//! | [`policy`] | what the user wants, resolved from whichever source says it |
+//! | [`snapshot`] | the facts: nodes, pods, DaemonSets, budgets, what is in flight |
+//! | [`visit`] | the record that pitcrew keeps on a node while it owns it |
+//! | [`mod@plan`] | the walk of a node, one file per step; the slot ledger |
+//! | [`reason`] | why a node is where it is |
+//! | [`action`] | every effect that pitcrew may cause |
+//! | [`check`] | the safety promises as code |
+
+pub mod action;
+pub mod api;
+pub mod check;
+pub mod contract;
+pub mod names;
+pub mod plan;
+pub mod policy;
+pub mod reason;
+pub mod selector;
+pub mod snapshot;
+pub mod version;
+pub mod visit;
+
+pub use action::Action;
+pub use plan::{Plan, plan};
+pub use reason::Reason;
+pub use snapshot::Snapshot;

@@ -1,0 +1,183 @@
+//! The slots: how many nodes may start now, and which.
+//!
+//! `free = min(maxParallelUpgrades − moving, maxUnavailable − out)`. Nodes that somebody else took out count as out.
+//! A node that is out already costs no more of `maxUnavailable`, but it starts only through here, like any other.
+
+use std::collections::BTreeMap;
+
+use crate::names::NodeName;
+use crate::policy::{Amount, Policy};
+use crate::reason::Limit;
+
+/// The slots of one pool in one pass.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    /// Nodes that should run the driver.
+    pub total: usize,
+    /// Nodes between slot and release.
+    pub moving: usize,
+    /// Nodes out of service, by whatever cause.
+    pub out: usize,
+    /// Nodes that somebody else took out.
+    pub foreign: Vec<NodeName>,
+    /// `maxParallelUpgrades`; `None` if it sets no limit.
+    pub max_parallel: Option<u32>,
+    /// `maxUnavailable`, as written.
+    pub max_unavailable: Option<Amount>,
+    /// `maxUnavailable` in nodes.
+    pub max_out: usize,
+    /// Those that start now, with their place in the order.
+    pub granted: BTreeMap<NodeName, usize>,
+    /// Those that wait, with the number of nodes before them.
+    pub waiting: BTreeMap<NodeName, usize>,
+}
+
+/// A node that would start if it could.
+pub(super) struct Candidate<'a> {
+    pub(super) name: &'a NodeName,
+    pub(super) healthy: bool,
+    pub(super) already_out: bool,
+    pub(super) pods: u32,
+    pub(super) devices: u32,
+    pub(super) own: bool,
+}
+
+impl Candidate<'_> {
+    /// Broken nodes first, then the cheapest disruption, the controller's own node last, then by name.
+    fn rank(&self) -> (bool, bool, u32, u32, &NodeName) {
+        (self.own, self.healthy, self.pods, self.devices, self.name)
+    }
+}
+
+impl Ledger {
+    pub(super) fn open(total: usize, policy: &Policy) -> Self {
+        Self {
+            total,
+            max_parallel: Some(policy.max_parallel).filter(|limit| *limit > 0),
+            max_unavailable: Some(policy.max_unavailable),
+            max_out: policy.max_unavailable.of(total),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn count(&mut self, node: &NodeName, moving: bool, out: bool, foreign: bool) {
+        self.moving += usize::from(moving);
+        self.out += usize::from(out);
+        if foreign {
+            self.foreign.push(node.clone());
+        }
+    }
+
+    /// How many more could start, if each of them were in service now.
+    pub fn free(&self) -> usize {
+        let parallel = self.max_parallel.map_or(usize::MAX, |limit| (limit as usize).saturating_sub(self.moving));
+        parallel.min(self.max_out.saturating_sub(self.out))
+    }
+
+    /// Gives slots to candidates in their order, as long as both limits allow.
+    pub(super) fn grant(&mut self, mut candidates: Vec<Candidate<'_>>) {
+        candidates.sort_by(|a, b| a.rank().cmp(&b.rank()));
+        let (mut moving, mut out) = (self.moving, self.out);
+        for candidate in candidates {
+            let parallel_ok = self.max_parallel.is_none_or(|limit| moving < limit as usize);
+            // With the limit at 0 nothing starts, not even what is out already: that is the brake.
+            let out_ok = if candidate.already_out { self.max_out > 0 } else { out < self.max_out };
+            if parallel_ok && out_ok {
+                moving += 1;
+                out += usize::from(!candidate.already_out);
+                self.granted.insert(candidate.name.clone(), self.granted.len());
+            } else {
+                self.waiting.insert(candidate.name.clone(), self.waiting.len());
+            }
+        }
+    }
+
+    /// The limit that keeps waiting nodes waiting.
+    pub fn binding(&self) -> Limit {
+        match self.max_parallel {
+            Some(limit) if self.moving + self.granted.len() >= limit as usize => Limit::MaxParallelUpgrades(limit),
+            _ => Limit::MaxUnavailable {
+                limit: self.max_out,
+                out: self.out + self.granted.len(),
+                foreign: self.foreign.first().cloned(),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Case {
+        parallel: u32,
+        unavailable: Amount,
+        /// Nodes on their walk, all of them out.
+        moving: usize,
+        /// Nodes that somebody else took out.
+        foreign: usize,
+        /// Candidates in service, and candidates that are out already.
+        candidates: (usize, usize),
+        start: usize,
+    }
+
+    /// The worked examples of NVIDIA's own tests, then those on which pitcrew differs on purpose.
+    #[test]
+    fn slots_are_the_smaller_of_both_limits() {
+        let percent = Amount::Percent;
+        let cases = [
+            Case { parallel: 3, unavailable: percent(100), moving: 0, foreign: 0, candidates: (5, 0), start: 3 },
+            Case { parallel: 4, unavailable: percent(100), moving: 3, foreign: 0, candidates: (2, 0), start: 1 },
+            Case { parallel: 4, unavailable: Amount::Nodes(4), moving: 3, foreign: 0, candidates: (2, 0), start: 1 },
+            Case { parallel: 0, unavailable: percent(50), moving: 0, foreign: 2, candidates: (3, 0), start: 1 },
+            Case { parallel: 3, unavailable: Amount::Nodes(2), moving: 0, foreign: 0, candidates: (5, 0), start: 2 },
+            Case { parallel: 0, unavailable: percent(100), moving: 0, foreign: 0, candidates: (3, 2), start: 5 },
+            Case { parallel: 0, unavailable: percent(50), moving: 0, foreign: 0, candidates: (3, 2), start: 3 },
+            // NVIDIA's starts any number of cordoned nodes past every limit (W5).
+            Case { parallel: 1, unavailable: percent(100), moving: 0, foreign: 0, candidates: (0, 5), start: 1 },
+            Case { parallel: 0, unavailable: Amount::Nodes(0), moving: 0, foreign: 0, candidates: (2, 3), start: 0 },
+        ];
+        for (index, case) in cases.iter().enumerate() {
+            let Case { parallel, unavailable, moving, foreign, candidates: (inside, outside), start } = *case;
+            let total = moving + foreign + inside + outside;
+            let mut ledger = Ledger {
+                total,
+                moving,
+                out: moving + foreign + outside,
+                max_parallel: Some(parallel).filter(|p| *p > 0),
+                max_out: unavailable.of(total),
+                ..Ledger::default()
+            };
+            let names: Vec<NodeName> = (0..inside + outside).map(|i| NodeName::from(format!("n{i}"))).collect();
+            let candidate = |(i, name)| Candidate {
+                name,
+                healthy: true,
+                already_out: i >= inside,
+                pods: 0,
+                devices: 0,
+                own: false,
+            };
+            ledger.grant(names.iter().enumerate().map(candidate).collect());
+            assert_eq!(ledger.granted.len(), start, "case {index}");
+        }
+    }
+
+    #[test]
+    fn order_is_broken_first_then_cheapest_then_name_and_own_node_last() {
+        let names = ["own", "late", "early", "idle", "broken"].map(NodeName::from);
+        let [own, late, early, idle, broken] = &names;
+        let plain = |name| Candidate { name, healthy: true, already_out: false, pods: 1, devices: 1, own: false };
+        let candidates = vec![
+            Candidate { own: true, healthy: false, ..plain(own) },
+            plain(late),
+            plain(early),
+            Candidate { pods: 0, devices: 0, ..plain(idle) },
+            Candidate { healthy: false, pods: 9, ..plain(broken) },
+        ];
+        let mut ledger = Ledger { total: 5, max_out: 5, ..Ledger::default() };
+        ledger.grant(candidates);
+        let mut order: Vec<_> = ledger.granted.iter().map(|(name, place)| (*place, name.as_str())).collect();
+        order.sort_unstable();
+        assert_eq!(order, [(0, "broken"), (1, "idle"), (2, "early"), (3, "late"), (4, "own")]);
+    }
+}

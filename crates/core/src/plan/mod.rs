@@ -1,0 +1,114 @@
+//! The planner: facts in, decisions out. It never fails; a node that cannot be judged gets a reason, the others go on.
+//!
+//! ```text
+//!  pool.rs        which nodes belong to a pool, and whether the pool may move at all
+//!  ledger.rs      how many nodes may start now, and which
+//!  walk.rs        one node, one state: where it goes next (the table of docs/walk.md)
+//!  removal.rs       … taking pods off it
+//!  restart.rs       … replacing its driver pod
+//!  validation.rs    … proving the new driver
+//!  rollout.rs     what to say about the pool as a whole
+//! ```
+
+mod ledger;
+mod pool;
+mod removal;
+mod restart;
+mod rollout;
+mod validation;
+mod walk;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+
+pub use ledger::Ledger;
+pub use removal::uses_device;
+
+use crate::action::Action;
+use crate::contract::State;
+use crate::names::{DriverName, NodeName, PoolName, RevisionHash};
+use crate::policy::{self, Source};
+use crate::reason::Reason;
+use crate::snapshot::Snapshot;
+use crate::version::DriverVersion;
+
+/// What to do now, why each node is where it is, and when to look again if nothing happens.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// What to do.
+    pub actions: Vec<Action>,
+    /// Each pool and its nodes.
+    pub pools: Vec<PoolPlan>,
+    /// The next moment at which time alone changes something.
+    pub wake_at: Option<Timestamp>,
+}
+
+/// One pool in a plan.
+#[derive(Clone, Debug)]
+pub struct PoolPlan {
+    /// Its name.
+    pub name: PoolName,
+    /// Who states its policy.
+    pub source: Source,
+    /// Its driver.
+    pub driver: DriverName,
+    /// Whether it may move.
+    pub status: PoolStatus,
+    /// The slots.
+    pub ledger: Ledger,
+    /// Each node's state and reason.
+    pub nodes: BTreeMap<NodeName, Verdict>,
+    /// The newest template revision of each DaemonSet.
+    pub target: BTreeMap<String, RevisionHash>,
+    /// The driver version of that, where it is known.
+    pub version: Option<DriverVersion>,
+}
+
+/// Whether a pool may move.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PoolStatus {
+    /// Yes.
+    Active,
+    /// The policy says `autoUpgrade: false`. Everything stays as it is.
+    Paused,
+    /// Something must be mended first. The sentence says what.
+    Frozen(String),
+}
+
+/// Where a node is and why.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Verdict {
+    /// Its state.
+    pub state: State,
+    /// Why it is there.
+    pub reason: Reason,
+    /// Since when, as far as that is written down.
+    pub since: Option<Timestamp>,
+    /// Whether its driver pod is of the target revision.
+    pub in_sync: bool,
+}
+
+/// Decides everything that can be decided from these facts.
+pub fn plan(snapshot: &Snapshot) -> Plan {
+    let pools = policy::resolve(&snapshot.sources, snapshot.daemon_sets.values(), &snapshot.namespace);
+    let mut plan = Plan::default();
+    let mut budgets = removal::BudgetBook::open(snapshot);
+    let claims = pool::claims(snapshot, &pools);
+    for pool in &pools {
+        let pool_plan = pool::plan_pool(snapshot, pool, &claims, &mut budgets, &mut plan);
+        rollout::report(snapshot, pool, &pool_plan, &mut plan);
+        plan.pools.push(pool_plan);
+    }
+    plan
+}
+
+impl Plan {
+    /// Notes that time alone changes something at `at`.
+    fn wake(&mut self, at: Timestamp) {
+        self.wake_at = Some(self.wake_at.map_or(at, |earlier| earlier.min(at)));
+    }
+}

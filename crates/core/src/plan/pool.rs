@@ -1,0 +1,343 @@
+//! One pool: which nodes belong to it, which revision they should run, and whether it may move at all.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::ledger::{Candidate, Ledger};
+use super::removal::BudgetBook;
+use super::walk::{self, Decision};
+use super::{Plan, PoolPlan, PoolStatus, Verdict};
+use crate::api::Mode;
+use crate::contract::State;
+use crate::names::{DriverName, NodeName, RevisionHash, Uid};
+use crate::policy::{Policy, Pool, Source};
+use crate::reason::Reason;
+use crate::snapshot::{DaemonSet, Node, Object, Pod, Snapshot};
+use crate::visit::{Visit, Walk};
+
+/// Nodes that more than one policy of the same driver claims, with the policies' names.
+pub(super) type Claims<'a> = BTreeMap<(&'a DriverName, &'a NodeName), Vec<String>>;
+
+/// One pool in one pass: what the steps of the walk look things up in.
+pub(super) struct View<'a> {
+    pub(super) snapshot: &'a Snapshot,
+    pub(super) pool: &'a Pool,
+    pub(super) policy: &'a Policy,
+    /// The newest revision of each DaemonSet; `None` while its controller lags behind its spec.
+    pub(super) targets: BTreeMap<&'a Uid, Option<&'a RevisionHash>>,
+    /// The rollout that visits belong to.
+    pub(super) rollout: Option<String>,
+}
+
+/// One node of a pool.
+pub(super) struct Member<'a> {
+    pub(super) name: &'a NodeName,
+    pub(super) node: &'a Node,
+    /// The DaemonSet that its driver pod belongs to, or should belong to.
+    pub(super) daemon_set: Option<&'a DaemonSet>,
+    pub(super) pod: Option<&'a Pod>,
+    pub(super) standing: Standing<'a>,
+}
+
+/// Where a node stands, and who says so.
+pub(super) enum Standing<'a> {
+    /// It is on a visit for this driver: the record is the truth.
+    Visit(&'a Visit, &'a Walk),
+    /// It is not: the label is the truth.
+    Label(State),
+    /// Nobody can tell.
+    Held(Reason),
+}
+
+/// How a driver pod compares with what it should be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Freshness {
+    /// Of the newest revision.
+    InSync,
+    /// Of another one.
+    Outdated,
+    /// Without an owner that would replace it.
+    Orphaned,
+    /// Not known yet: no pod, or the DaemonSet's controller lags behind.
+    Unknown,
+}
+
+impl<'a> Member<'a> {
+    pub(super) fn state(&self) -> State {
+        match &self.standing {
+            Standing::Visit(_, walk) => walk.state,
+            Standing::Label(state) => *state,
+            Standing::Held(_) => State::Unknown,
+        }
+    }
+
+    pub(super) fn walk(&self) -> Option<&'a Walk> {
+        match self.standing {
+            Standing::Visit(_, walk) => Some(walk),
+            _ => None,
+        }
+    }
+
+    pub(super) fn target(&self, view: &View<'a>) -> Option<&'a RevisionHash> {
+        self.daemon_set.and_then(|ds| view.targets.get(&ds.uid).copied().flatten())
+    }
+
+    pub(super) fn sync(&self, view: &View<'a>) -> Freshness {
+        match (self.pod, self.target(view)) {
+            (Some(pod), _) if pod.owner.is_none() => Freshness::Orphaned,
+            (Some(pod), Some(target)) if pod.revision() == Some(target.as_str()) => Freshness::InSync,
+            (Some(_), Some(_)) => Freshness::Outdated,
+            _ => Freshness::Unknown,
+        }
+    }
+
+    /// The driver pod runs and says that it is ready.
+    pub(super) fn driver_ready(&self) -> bool {
+        self.pod.is_some_and(|pod| pod.ready && pod.deleting.is_none())
+    }
+
+    /// Out of service, or about to be.
+    fn counts_as_out(&self, pending: Option<State>) -> bool {
+        self.node.is_out() || self.state().in_flight() || pending.is_some_and(State::in_flight)
+    }
+}
+
+/// Plans one pool: verdicts for its nodes, actions into `plan`.
+pub(super) fn plan_pool(
+    snapshot: &Snapshot,
+    pool: &Pool,
+    claims: &Claims<'_>,
+    budgets: &mut BudgetBook<'_>,
+    plan: &mut Plan,
+) -> PoolPlan {
+    let empty = |status| PoolPlan {
+        name: pool.name.clone(),
+        source: pool.source.clone(),
+        driver: pool.driver.clone(),
+        status,
+        ledger: Ledger::default(),
+        nodes: BTreeMap::new(),
+        target: BTreeMap::new(),
+        version: None,
+    };
+    let policy = match &pool.policy {
+        Ok(policy) => policy,
+        Err(problem) => return empty(PoolStatus::Frozen(format!("{}: {problem}", pool.source))),
+    };
+    let daemon_sets = daemon_sets(snapshot, policy);
+    let targets = targets(snapshot, &daemon_sets);
+    let target = target_map(&targets, &daemon_sets);
+    let rollout = super::rollout::current(snapshot, pool, &target);
+    let view = View { snapshot, pool, policy, targets, rollout };
+    let status = status(&view, &daemon_sets, plan);
+    let members = members(&view, &daemon_sets);
+    let ledger = ledger(&view, &members, claims, &status);
+
+    let mut result = empty(status);
+    for member in &members {
+        let conflict = claims.get(&(&pool.driver, member.name));
+        let Decision { reason, actions, wake_at } = walk::decide(&view, member, &ledger, &result.status, conflict, budgets);
+        plan.actions.extend(actions);
+        if let Some(at) = wake_at {
+            plan.wake(at);
+        }
+        let verdict = Verdict {
+            state: member.state(),
+            reason,
+            since: member.walk().map(|walk| walk.since),
+            in_sync: member.sync(&view) == Freshness::InSync,
+        };
+        result.nodes.insert(member.name.clone(), verdict);
+    }
+    result.ledger = ledger;
+    result.version = daemon_sets.iter().find_map(|ds| ds.driver_version.clone());
+    result.target = target;
+    result
+}
+
+/// Whether the pool may move.
+fn status(view: &View<'_>, daemon_sets: &[&DaemonSet], plan: &mut Plan) -> PoolStatus {
+    let View { snapshot, pool, policy, .. } = view;
+    if let Some((_, until)) = &snapshot.gpu_operator.lease
+        && *until > snapshot.now
+    {
+        plan.wake(*until);
+    }
+    if let Some(who) = snapshot.gpu_operator.live(snapshot.now) {
+        return PoolStatus::Frozen(format!(
+            "a GPU Operator is live ({who}) and its upgrade controller may act on these nodes; pitcrew does nothing until it is gone"
+        ));
+    }
+    if matches!(policy.mode, Mode::Guest | Mode::TakeOver) {
+        return PoolStatus::Frozen(format!(
+            "{}: mode {:?} needs a live GPU Operator, and there is none; use Auto or Standalone (spec.mode)",
+            pool.source, policy.mode
+        ));
+    }
+    if daemon_sets.is_empty() {
+        return PoolStatus::Frozen(format!(
+            "{}: no DaemonSet in namespace {} matches {}; nothing to upgrade",
+            pool.source, policy.namespace, policy.daemon_sets_text
+        ));
+    }
+    if let Some(rolling) = daemon_sets.iter().find(|ds| !ds.on_delete) {
+        return PoolStatus::Frozen(format!(
+            "daemonset/{} has updateStrategy RollingUpdate, so Kubernetes replaces driver pods under running work; set it to OnDelete",
+            rolling.name
+        ));
+    }
+    if policy.auto_upgrade { PoolStatus::Active } else { PoolStatus::Paused }
+}
+
+fn daemon_sets<'a>(snapshot: &'a Snapshot, policy: &Policy) -> Vec<&'a DaemonSet> {
+    let rendered_by = policy.rendered_by.as_ref().map(|name| Source::NvidiaDriver(name.clone()));
+    let mut found: Vec<&DaemonSet> = snapshot
+        .daemon_sets
+        .values()
+        .filter(|ds| policy.is_driver(&ds.name.namespace, &ds.labels))
+        .filter(|ds| rendered_by.is_none() || ds.rendered_by == rendered_by)
+        .collect();
+    found.sort_by_key(|ds| &ds.name);
+    found
+}
+
+/// The newest revision of each DaemonSet, if its controller has caught up with its spec.
+fn targets<'a>(snapshot: &'a Snapshot, daemon_sets: &[&'a DaemonSet]) -> BTreeMap<&'a Uid, Option<&'a RevisionHash>> {
+    let mut newest: BTreeMap<&Uid, (i64, &RevisionHash)> = BTreeMap::new();
+    for revision in snapshot.revisions.values() {
+        let entry = newest.entry(&revision.owner).or_insert((revision.number, &revision.hash));
+        if revision.number > entry.0 {
+            *entry = (revision.number, &revision.hash);
+        }
+    }
+    let known = |ds: &DaemonSet| ds.observed_generation == ds.generation;
+    daemon_sets
+        .iter()
+        .map(|ds| (&ds.uid, newest.get(&ds.uid).filter(|_| known(ds)).map(|(_, hash)| *hash)))
+        .collect()
+}
+
+/// The target of a rollout; empty until the revisions of all DaemonSets are known.
+fn target_map(
+    targets: &BTreeMap<&Uid, Option<&RevisionHash>>,
+    daemon_sets: &[&DaemonSet],
+) -> BTreeMap<String, RevisionHash> {
+    let entry = |ds: &&DaemonSet| Some((ds.name.name.to_string(), targets.get(&ds.uid).copied().flatten()?.clone()));
+    daemon_sets.iter().map(entry).collect::<Option<_>>().unwrap_or_default()
+}
+
+/// The nodes that should run this driver, or do, or are on a visit for it.
+fn members<'a>(view: &View<'a>, daemon_sets: &[&'a DaemonSet]) -> Vec<Member<'a>> {
+    let uids: BTreeSet<&Uid> = daemon_sets.iter().map(|ds| &ds.uid).collect();
+    let nodes = view.snapshot.nodes.iter().filter(|(_, node)| view.policy.selects(&node.labels));
+    nodes.filter_map(|(name, node)| member(view, name, node, daemon_sets, &uids)).collect()
+}
+
+fn member<'a>(
+    view: &View<'a>,
+    name: &'a NodeName,
+    node: &'a Node,
+    daemon_sets: &[&'a DaemonSet],
+    uids: &BTreeSet<&Uid>,
+) -> Option<Member<'a>> {
+    let policy = view.policy;
+    let is_driver_pod = |pod: &&Pod| match &pod.owner {
+        Some(owner) => uids.contains(&owner.uid),
+        None => policy.is_driver(&pod.name.namespace, &pod.labels),
+    };
+    // A pod that is on its way out may overlap with its successor: the one that stays is the one to judge.
+    let pod = view.snapshot.pods_on(name).filter(is_driver_pod).min_by_key(|pod| pod.deleting.is_some());
+    let expects = |ds: &&DaemonSet| ds.node_selector.iter().all(|(k, v)| node.labels.get(k) == Some(v));
+    let owner = pod.and_then(|pod| pod.owner.as_ref()).map(|owner| &owner.uid);
+    let daemon_set = daemon_sets
+        .iter()
+        .find(|ds| Some(&ds.uid) == owner)
+        .or_else(|| daemon_sets.iter().find(|ds| expects(ds)))
+        .copied();
+    let standing = standing(policy, node);
+    let on_visit = matches!(standing, Standing::Visit(..));
+    (pod.is_some() || daemon_set.is_some() || on_visit).then_some(Member { name, node, daemon_set, pod, standing })
+}
+
+fn standing<'a>(policy: &Policy, node: &'a Node) -> Standing<'a> {
+    match &node.visit {
+        Some(Err(unreadable)) => return Standing::Held(Reason::VisitUnreadable { why: unreadable.to_string() }),
+        Some(Ok(visit)) => {
+            if let Some(walk) = visit.drivers.get(&policy.driver) {
+                return Standing::Visit(visit, walk);
+            }
+        }
+        None => {}
+    }
+    match label_state(policy, node) {
+        Ok(state) => Standing::Label(state),
+        Err(reason) => Standing::Held(reason),
+    }
+}
+
+/// What the state label says.
+pub(super) fn label_state(policy: &Policy, node: &Node) -> Result<State, Reason> {
+    let value = node.labels.get(&policy.keys.state).map_or("", String::as_str);
+    value
+        .parse()
+        .map_err(|_| Reason::UnknownLabel { label: policy.keys.state.clone(), value: value.to_owned() })
+}
+
+/// Nodes that two policies of one driver claim. Nothing is done with them.
+pub(super) fn claims<'a>(snapshot: &'a Snapshot, pools: &'a [Pool]) -> Claims<'a> {
+    let mut claims = Claims::new();
+    let mut drivers: BTreeMap<&DriverName, Vec<(&Pool, &Policy)>> = BTreeMap::new();
+    for pool in pools {
+        if let Ok(policy) = &pool.policy {
+            drivers.entry(&pool.driver).or_default().push((pool, policy));
+        }
+    }
+    // One policy a driver is the rule; then there is nothing to compare.
+    for (driver, pools) in drivers.into_iter().filter(|(_, pools)| pools.len() > 1) {
+        for (name, node) in &snapshot.nodes {
+            let claiming = pools.iter().filter(|(_, policy)| policy.selects(&node.labels));
+            let names: Vec<String> = claiming.map(|(pool, _)| pool.source.to_string()).collect();
+            if names.len() > 1 {
+                claims.insert((driver, name), names);
+            }
+        }
+    }
+    claims
+}
+
+fn ledger(view: &View<'_>, members: &[Member<'_>], claims: &Claims<'_>, status: &PoolStatus) -> Ledger {
+    let policy = view.policy;
+    let pending = |member: &Member<'_>| -> Option<State> {
+        let pending = view.snapshot.in_flight.get(&Object::Node(member.name.clone()))?;
+        pending.moving_to.as_ref().filter(|(driver, _)| *driver == policy.driver).map(|(_, state)| *state)
+    };
+    let mut ledger = Ledger::open(members.len(), policy);
+    let mut candidates = Vec::new();
+    for member in members {
+        let pending = pending(member);
+        let moving = member.state().in_flight() || pending.is_some_and(State::in_flight);
+        // Of those out, the ones on a visit are ours; all others were taken out by somebody else.
+        let foreign = member.counts_as_out(pending) && !moving && member.walk().is_none();
+        ledger.count(member.name, moving, member.counts_as_out(pending), foreign);
+        let claimed = claims.contains_key(&(&view.pool.driver, member.name));
+        if *status == PoolStatus::Active && !claimed && pending.is_none() && walk::may_start(view, member).is_ok() {
+            candidates.push(candidate(view, member));
+        }
+    }
+    ledger.grant(candidates);
+    ledger
+}
+
+fn candidate<'a>(view: &View<'a>, member: &Member<'a>) -> Candidate<'a> {
+    let users = view.snapshot.pods_on(member.name).filter(|pod| super::uses_device(&view.policy.devices, pod));
+    let (pods, devices) = users.fold((0, 0), |(pods, devices), pod| {
+        (pods + 1, devices + pod.resources.iter().map(|(_, amount)| *amount).sum::<u32>())
+    });
+    Candidate {
+        name: member.name,
+        healthy: member.driver_ready(),
+        already_out: member.node.is_out(),
+        pods,
+        devices,
+        own: view.snapshot.own_node.as_ref() == Some(member.name),
+    }
+}

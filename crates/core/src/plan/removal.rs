@@ -1,0 +1,169 @@
+//! Taking pods off a node: who has to leave, who may be asked to, and how far it is.
+//!
+//! Evictions are asked for only when the budget's status allows them, so a refusal is the exception. A pod that the
+//! policy does not allow to evict keeps all others where they are: half an emptied node helps nobody.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use kube::core::SelectorExt;
+
+use crate::action::{Action, DeleteWhy, PodRef};
+use crate::api::TimeoutAction;
+use crate::names::ObjectName;
+use crate::policy::{Pattern, Removal};
+use crate::reason::{self, Reason};
+use crate::snapshot::{Budget, LEAVING_TRUST, Object, Pod, Snapshot};
+
+/// Whether a pod keeps the device busy. Finished and mirror pods do not.
+pub fn uses_device(devices: &[Pattern], pod: &Pod) -> bool {
+    !pod.is_finished()
+        && !pod.mirror
+        && pod.resources.iter().any(|(resource, _)| devices.iter().any(|pattern| pattern.matches(resource)))
+}
+
+/// How far a removal is.
+pub(super) enum Progress {
+    /// Nobody is left.
+    Gone,
+    /// The policy does not allow it.
+    Cannot { what: String },
+    /// The time is up and the policy says that this is a failure.
+    TimedOut { what: String },
+    /// Some are still there.
+    Leaving { reason: Reason, actions: Vec<Action>, retry_at: Option<Timestamp> },
+}
+
+/// Names the pods that the policy does not allow to evict, and what would allow it.
+pub(super) fn undeletable<'a>(pods: impl Iterator<Item = &'a Pod>, removal: Removal) -> Option<String> {
+    let why = |pod: &Pod| match () {
+        () if pod.deleting.is_some() => None,
+        () if pod.is_daemon() => Some("belongs to a DaemonSet, which would put it back at once"),
+        () if pod.owner.is_none() && !removal.force => Some("has no controller that would make it again (set force)"),
+        () if pod.empty_dir && !removal.delete_empty_dir => Some("has emptyDir data (set deleteEmptyDir)"),
+        () => None,
+    };
+    pods.into_iter().find_map(|pod| why(pod).map(|why| format!("pod {} {why}", pod.name)))
+}
+
+pub(super) fn progress(
+    snapshot: &Snapshot,
+    pods: &[&Pod],
+    removal: Removal,
+    until: Option<Timestamp>,
+    ran_out: bool,
+    budgets: &mut BudgetBook<'_>,
+) -> Progress {
+    if pods.is_empty() {
+        return Progress::Gone;
+    }
+    if let Some(what) = undeletable(pods.iter().copied(), removal) {
+        return Progress::Cannot { what };
+    }
+    let names: Vec<ObjectName> = pods.iter().map(|pod| pod.name.clone()).collect();
+    if ran_out && removal.timeout_action == TimeoutAction::Fail {
+        return Progress::TimedOut { what: reason::list(&names) };
+    }
+    let mut actions = Vec::new();
+    let mut blocked = None;
+    let mut retry_at = None;
+    for pod in pods {
+        match ask(snapshot, pod, ran_out, budgets) {
+            Ask::Leaving => {}
+            Ask::Now(action) => actions.push(action),
+            Ask::At(time) => retry_at = Some(retry_at.map_or(time, |other: Timestamp| other.min(time))),
+            Ask::Budget(budget, facts) => {
+                blocked.get_or_insert_with(|| Reason::BudgetBlocks {
+                    budget: budget.clone(),
+                    pod: pod.name.clone(),
+                    healthy: (facts.healthy, facts.desired),
+                    until,
+                });
+            }
+        }
+    }
+    let reason = blocked.unwrap_or(Reason::PodsLeaving { pods: names, until });
+    Progress::Leaving { reason, actions, retry_at }
+}
+
+enum Ask<'a> {
+    /// It is on its way already.
+    Leaving,
+    Now(Action),
+    At(Timestamp),
+    /// A budget allows nobody to leave.
+    Budget(&'a ObjectName, &'a Budget),
+}
+
+fn ask<'a>(snapshot: &Snapshot, pod: &Pod, past_budgets: bool, budgets: &mut BudgetBook<'a>) -> Ask<'a> {
+    let object = Object::Pod(pod.name.clone());
+    if pod.deleting.is_some() || snapshot.is_busy(&object) {
+        return Ask::Leaving;
+    }
+    if let Some(accepted) = snapshot.leaving.get(&pod.uid) {
+        let trusted_until = accepted.saturating_add(LEAVING_TRUST).unwrap_or(Timestamp::MAX);
+        if snapshot.now < trusted_until {
+            return Ask::At(trusted_until);
+        }
+    }
+    if let Some(setback) = snapshot.setbacks.get(&object).filter(|setback| setback.retry_at > snapshot.now) {
+        return Ask::At(setback.retry_at);
+    }
+    let pod_ref = PodRef { name: pod.name.clone(), uid: pod.uid.clone(), node: pod.node.clone() };
+    if past_budgets {
+        return Ask::Now(Action::Delete(pod_ref, DeleteWhy::TimedOut));
+    }
+    match budgets.take(pod) {
+        Ok(()) => Ask::Now(Action::Evict(pod_ref)),
+        Err((budget, facts)) => Ask::Budget(budget, facts),
+    }
+}
+
+/// What each budget still allows in this pass: two nodes must not spend the same disruption.
+pub(super) struct BudgetBook<'a> {
+    budgets: &'a BTreeMap<ObjectName, Budget>,
+    spent: BTreeMap<&'a ObjectName, i32>,
+}
+
+impl<'a> BudgetBook<'a> {
+    /// Opens the book; evictions in flight have spent already.
+    pub(super) fn open(snapshot: &'a Snapshot) -> Self {
+        let mut book = Self { budgets: &snapshot.budgets, spent: BTreeMap::new() };
+        for (object, pending) in &snapshot.in_flight {
+            if let (Object::Pod(name), Some(node)) = (object, &pending.on_node)
+                && let Some(pod) = snapshot.pods.get(node).and_then(|pods| pods.get(name))
+            {
+                book.spend(pod);
+            }
+        }
+        book
+    }
+
+    fn of(&self, pod: &Pod) -> impl Iterator<Item = (&'a ObjectName, &'a Budget)> {
+        let namespace = pod.name.namespace.clone();
+        let first = ObjectName { namespace: namespace.clone(), name: "".into() };
+        let labels = pod.labels.clone();
+        self.budgets
+            .range(first..)
+            .take_while(move |(name, _)| name.namespace == namespace)
+            .filter(move |(_, budget)| budget.selector.as_ref().is_some_and(|selector| selector.matches(&labels)))
+    }
+
+    fn spend(&mut self, pod: &Pod) {
+        for (name, _) in self.of(pod).collect::<Vec<_>>() {
+            *self.spent.entry(name).or_default() += 1;
+        }
+    }
+
+    /// Takes one disruption from every budget of the pod, or from none.
+    fn take(&mut self, pod: &Pod) -> Result<(), (&'a ObjectName, &'a Budget)> {
+        let spent = |name| self.spent.get(name).copied().unwrap_or(0);
+        // A pod that is not ready can leave whatever the budget says, if nobody is harmed: the API decides that.
+        let exhausted = self.of(pod).find(|(name, budget)| pod.ready && budget.allowed - spent(*name) <= 0);
+        if let Some(exhausted) = exhausted {
+            return Err(exhausted);
+        }
+        self.spend(pod);
+        Ok(())
+    }
+}

@@ -1,0 +1,102 @@
+//! `pod-restart-required`: the old driver pod goes, the new one comes up, within `limits.driverReady`.
+
+use super::pool::{Member, Freshness, View};
+use super::walk::{self, Decision, fail, go, ran_out};
+use crate::action::{Action, NodePatch, PodRef, RestartDriver};
+use crate::contract::State;
+use crate::reason::Reason;
+use crate::snapshot::{Object, Phase, Pod};
+use crate::visit::{Cause, Walk};
+
+pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
+    let limit = view.policy.limits.driver_ready;
+    let until = walk.deadline(limit, view.snapshot.now);
+    let failed = |what: String| fail(view, member, walk, Cause::DriverNotReady { what, seconds: limit.as_secs() });
+    let Some(pod) = member.pod else {
+        return match (ran_out(view, until), member.daemon_set) {
+            (false, Some(ds)) => Decision::stay(Reason::NoDriverPod { daemon_set: ds.name.clone(), until: Some(until) }),
+            _ => failed("no DaemonSet made a driver pod for this node".to_owned()),
+        };
+    };
+    if pod.deleting.is_some() {
+        if ran_out(view, until) {
+            return failed(format!("the old pod {} does not stop", pod.name));
+        }
+        return Decision::stay(Reason::DriverStopping { pod: pod.name.clone(), until });
+    }
+    let sync = member.sync(view);
+    if sync == Freshness::InSync && member.driver_ready() && !waits_for_safe_load(view, member) {
+        let next = State::ValidationRequired;
+        let target = walk::target_of(view, member, walk).clone();
+        return go(view, member, next, Some(Walk { target, ..walk.enter(next, view.snapshot.now) }));
+    }
+    let starting = Reason::DriverStarting { pod: pod.name.clone(), says: says(pod), until };
+    if waits_for_safe_load(view, member) && sync == Freshness::InSync {
+        return Decision::act(starting, release_safe_load(view, member));
+    }
+    // A failed attempt's pod is replaced even if its revision is right: that is what a retry is for.
+    let retried = walk.replace.as_ref() == Some(&pod.uid);
+    if matches!(sync, Freshness::Outdated | Freshness::Orphaned) || retried {
+        return restart(view, member, pod, starting);
+    }
+    if ran_out(view, until) {
+        return failed(format!("pod {}: {}", pod.name, says(pod)));
+    }
+    Decision::stay(starting)
+}
+
+/// Deletes the driver pod, unless something holds the device again or the last attempt has to cool off.
+fn restart(view: &View<'_>, member: &Member<'_>, pod: &Pod, reason: Reason) -> Decision {
+    let snapshot = view.snapshot;
+    let object = Object::Pod(pod.name.clone());
+    let holder = snapshot.pods_on(member.name).find(|p| super::uses_device(&view.policy.devices, p));
+    if let (Some(_), Some(walk)) = (holder, member.walk()) {
+        // Something that tolerates the cordon came back. It has to leave like the others did.
+        let back = State::PodDeletionRequired;
+        return go(view, member, back, Some(walk.enter(back, snapshot.now)));
+    }
+    if snapshot.is_busy(&object) {
+        return Decision::stay(reason);
+    }
+    if let Some(setback) = snapshot.setbacks.get(&object).filter(|setback| setback.retry_at > snapshot.now) {
+        return Decision { wake_at: Some(setback.retry_at), ..Decision::stay(reason) };
+    }
+    let restart = RestartDriver {
+        driver: view.policy.driver.clone(),
+        pod: PodRef { name: pod.name.clone(), uid: pod.uid.clone(), node: pod.node.clone() },
+        node_uid: member.node.uid.clone(),
+        devices: view.policy.devices.clone(),
+    };
+    Decision::act(reason, Action::RestartDriver(restart))
+}
+
+/// The driver pod's init container waits for this annotation to go before it loads the driver.
+fn waits_for_safe_load(view: &View<'_>, member: &Member<'_>) -> bool {
+    member.node.annotations.get(&view.policy.keys.safe_load).is_some_and(|v| !v.is_empty())
+}
+
+fn release_safe_load(view: &View<'_>, member: &Member<'_>) -> Action {
+    Action::PatchNode(NodePatch {
+        node: member.name.clone(),
+        pool: view.pool.name.clone(),
+        seen: member.node.version,
+        labels: std::collections::BTreeMap::new(),
+        annotations: std::collections::BTreeMap::from([(view.policy.keys.safe_load.clone(), None)]),
+        unschedulable: None,
+        to: None,
+        event: None,
+    })
+}
+
+/// What a driver pod's containers say, in a few words.
+pub(super) fn says(pod: &Pod) -> String {
+    match &pod.trouble {
+        Some(trouble) if trouble.message.is_empty() => {
+            format!("{} {} after {} restarts", trouble.container, trouble.reason, trouble.restarts)
+        }
+        Some(trouble) => format!("{} {}: {}", trouble.container, trouble.reason, trouble.message),
+        None if pod.ready => "ready".to_owned(),
+        None if pod.phase == Phase::Running => "running, not ready yet".to_owned(),
+        None => "containers are being created".to_owned(),
+    }
+}

@@ -1,0 +1,197 @@
+//! The pool as a whole: its rollout, its policy's status, its complaints.
+//!
+//! A rollout begins when a node has to move to a target that the newest rollout does not have. Progress is told at a
+//! measured pace, so that the number of writes does not grow with the fleet.
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::{Plan, PoolPlan, PoolStatus};
+use crate::action::Action;
+use crate::api::{
+    DriverPolicyStatus, ROLLOUT_FAILURES_MAX, RolloutFailure, RolloutPhase, RolloutSpec, RolloutStatus,
+};
+use crate::contract::State;
+use crate::names::RevisionHash;
+use crate::policy::{Pool, Source};
+use crate::reason::Reason;
+use crate::snapshot::{Object, Rollout, Snapshot};
+
+/// Progress is told at most this often; the beginning and the end at once.
+const PACE: SignedDuration = SignedDuration::from_secs(2);
+
+/// The rollout that visits of this pool belong to: the newest if it has this target, else the one to come.
+pub(super) fn current(snapshot: &Snapshot, pool: &Pool, target: &BTreeMap<String, RevisionHash>) -> Option<String> {
+    match newest(snapshot, pool) {
+        Some((number, rollout)) if has_target(rollout, target) => Some(name(pool, number)),
+        newest => (!target.is_empty()).then(|| name(pool, newest.map_or(1, |(number, _)| number + 1))),
+    }
+}
+
+fn name(pool: &Pool, number: u32) -> String {
+    format!("{}-{number}", pool.name)
+}
+
+fn newest<'a>(snapshot: &'a Snapshot, pool: &Pool) -> Option<(u32, &'a Rollout)> {
+    rollouts(snapshot, pool).max_by_key(|(number, _)| *number)
+}
+
+fn rollouts<'a>(snapshot: &'a Snapshot, pool: &Pool) -> impl Iterator<Item = (u32, &'a Rollout)> {
+    let pool = pool.name.clone();
+    snapshot.rollouts.iter().filter_map(move |(name, rollout)| {
+        let number = name.strip_prefix(pool.as_str())?.strip_prefix('-')?.parse().ok()?;
+        (rollout.spec.policy == pool.as_str()).then_some((number, rollout))
+    })
+}
+
+fn has_target(rollout: &Rollout, target: &BTreeMap<String, RevisionHash>) -> bool {
+    rollout.spec.target.iter().map(|(k, v)| (k.as_str(), v.as_str())).eq(target.iter().map(|(k, v)| (k.as_str(), v.as_str())))
+}
+
+/// Says what there is to say about a pool.
+pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &mut Plan) {
+    policy_status(snapshot, pool, done, plan);
+    if done.target.is_empty() || matches!(done.status, PoolStatus::Frozen(_)) {
+        return;
+    }
+    let newest = newest(snapshot, pool);
+    let Some((number, rollout)) = newest.filter(|(_, rollout)| has_target(rollout, &done.target)) else {
+        let started = |state: State| state == State::UpgradeRequired || state.in_flight();
+        if done.status == PoolStatus::Active && done.nodes.values().any(|v| started(v.state)) {
+            create(snapshot, pool, done, newest.map_or(1, |(number, _)| number + 1), plan);
+        }
+        return;
+    };
+    for (older, rollout) in rollouts(snapshot, pool).filter(|(older, _)| *older != number) {
+        supersede(snapshot, &name(pool, older), rollout, plan);
+    }
+    progress(snapshot, &name(pool, number), rollout, done, plan);
+}
+
+fn create(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, number: u32, plan: &mut Plan) {
+    let name = name(pool, number);
+    if !may_write(snapshot, &Object::Rollout(name.clone()), plan) {
+        return;
+    }
+    let spec = RolloutSpec {
+        policy: pool.name.to_string(),
+        driver: done.driver.to_string(),
+        version: done.version.as_ref().map(ToString::to_string),
+        target: done.target.iter().map(|(ds, hash)| (ds.clone(), hash.to_string())).collect(),
+    };
+    plan.actions.push(Action::CreateRollout { name, spec });
+}
+
+fn supersede(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan) {
+    let over = |s: &RolloutStatus| {
+        matches!(s.phase, RolloutPhase::Done | RolloutPhase::Failed | RolloutPhase::Superseded)
+    };
+    if rollout.status.as_ref().is_some_and(over) || !may_write(snapshot, &Object::Rollout(name.to_owned()), plan) {
+        return;
+    }
+    let status = RolloutStatus {
+        phase: RolloutPhase::Superseded,
+        finished_at: Some(Time(snapshot.now)),
+        ..rollout.status.clone().unwrap_or_default()
+    };
+    plan.actions.push(Action::RolloutStatus { name: name.to_owned(), status });
+}
+
+fn progress(snapshot: &Snapshot, name: &str, rollout: &Rollout, done: &PoolPlan, plan: &mut Plan) {
+    let said = rollout.status.as_ref();
+    let status = status(snapshot, done, said);
+    let settled = said.is_some_and(|s| s.phase == RolloutPhase::Done) && status.phase == RolloutPhase::Done;
+    if settled || said == Some(&status) {
+        return;
+    }
+    let due = rollout.said_at.and_then(|at| at.checked_add(PACE).ok());
+    match due {
+        // The end is told at once, the way there at its pace.
+        Some(due) if due > snapshot.now && said.map(|s| s.phase) == Some(status.phase) => plan.wake(due),
+        _ if may_write(snapshot, &Object::Rollout(name.to_owned()), plan) => {
+            plan.actions.push(Action::RolloutStatus { name: name.to_owned(), status });
+        }
+        _ => {}
+    }
+}
+
+fn status(snapshot: &Snapshot, done: &PoolPlan, said: Option<&RolloutStatus>) -> RolloutStatus {
+    let count = |is: &dyn Fn(State) -> bool| {
+        let nodes = done.nodes.values().filter(|v| is(v.state)).count();
+        u32::try_from(nodes).unwrap_or(u32::MAX)
+    };
+    let finished = count(&|s| s == State::UpgradeDone);
+    let failed = count(&|s| s == State::UpgradeFailed);
+    let moving = count(&State::in_flight);
+    let waiting = count(&|s| s == State::UpgradeRequired || s == State::Unknown);
+    let phase = match (&done.status, moving + waiting, failed) {
+        (PoolStatus::Frozen(_), ..) => RolloutPhase::Frozen,
+        (_, 0, 0) => RolloutPhase::Done,
+        (_, 0, _) => RolloutPhase::Failed,
+        (PoolStatus::Paused, ..) => RolloutPhase::Paused,
+        _ => RolloutPhase::Running,
+    };
+    let over = matches!(phase, RolloutPhase::Done | RolloutPhase::Failed);
+    RolloutStatus {
+        phase,
+        total: count(&|_| true),
+        done: finished,
+        moving,
+        waiting,
+        failed,
+        unavailable: u32::try_from(done.ledger.out).unwrap_or(u32::MAX),
+        started_at: said.and_then(|s| s.started_at.clone()).or(Some(Time(snapshot.now))),
+        finished_at: over.then(|| said.and_then(|s| s.finished_at.clone()).unwrap_or(Time(snapshot.now))),
+        failures: failures(done),
+    }
+}
+
+fn failures(done: &PoolPlan) -> Vec<RolloutFailure> {
+    let mut failures: Vec<(Timestamp, RolloutFailure)> = done
+        .nodes
+        .iter()
+        .filter_map(|(node, verdict)| match (&verdict.reason, verdict.since) {
+            (Reason::Failed { cause }, Some(at)) => Some((at, RolloutFailure::new(node.as_str(), at, cause.to_string()))),
+            _ => None,
+        })
+        .collect();
+    failures.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+    failures.into_iter().take(ROLLOUT_FAILURES_MAX).map(|(_, failure)| failure).collect()
+}
+
+/// A DriverPolicy gets its answer in its status; other people's objects get an event if they are not followed.
+fn policy_status(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &mut Plan) {
+    let (ready, message) = match &done.status {
+        PoolStatus::Frozen(why) => (false, why.clone()),
+        PoolStatus::Paused => (true, "paused: autoUpgrade is false".to_owned()),
+        PoolStatus::Active => (true, "in force".to_owned()),
+    };
+    let Source::DriverPolicy(name) = &pool.source else {
+        if !ready {
+            plan.actions.push(Action::Complain { source: pool.source.clone(), message });
+        }
+        return;
+    };
+    let Some((generation, said)) = snapshot.sources.driver_policy_status.get(name) else { return };
+    let effective = pool.policy.as_ref().map(|p| p.effective.clone()).unwrap_or_default();
+    let status = DriverPolicyStatus { observed_generation: *generation, ready, message, effective };
+    if *said != status && may_write(snapshot, &Object::DriverPolicy(name.clone()), plan) {
+        plan.actions.push(Action::PolicyStatus { name: name.clone(), status });
+    }
+}
+
+/// Nothing under way for this object, and no setback that has to cool off.
+fn may_write(snapshot: &Snapshot, object: &Object, plan: &mut Plan) -> bool {
+    if snapshot.is_busy(object) {
+        return false;
+    }
+    match snapshot.setbacks.get(object) {
+        Some(setback) if setback.retry_at > snapshot.now => {
+            plan.wake(setback.retry_at);
+            false
+        }
+        _ => true,
+    }
+}

@@ -1,0 +1,27 @@
+//! The planner's stories: a fleet in memory, played by hand or to the end, and what the planner says about it.
+//!
+//! | file | what must be true there |
+//! |---|---|
+//! | `fixture` | builders for fleets, and an API and kubelets in memory that carry plans out |
+//! | `table` | every state in every situation: the decision and the reason's words |
+//! | `slots` | who may start, and when |
+//! | `people` | what people do to labels and cordons, pauses, retries |
+//! | `pods` | who is asked to leave, when, and what happens if they do not |
+//! | `coming_back` | restart and validation |
+//! | `pools` | whose policy rules, and what freezes a pool |
+//! | `drivers` | two drivers on one node |
+//! | `rollouts` | what is said about the pool as a whole |
+//! | `promises` | bad plans are caught |
+//! | `properties` | what holds for any fleet |
+
+mod coming_back;
+mod drivers;
+mod fixture;
+mod people;
+mod pods;
+mod pools;
+mod promises;
+mod properties;
+mod rollouts;
+mod slots;
+mod table;

@@ -1,0 +1,70 @@
+//! `validation-required`: the new driver proves itself, within `limits.validation`. A failure stays one (W1).
+
+use super::pool::{Member, Freshness, View};
+use super::walk::{Decision, fail, go, ran_out};
+use crate::action::{Action, DeleteWhy, PodRef};
+use crate::contract::State;
+use crate::reason::Reason;
+use crate::snapshot::{Object, Pod};
+use crate::visit::{Cause, Walk};
+
+pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
+    let limit = view.policy.limits.validation;
+    let until = walk.deadline(limit, view.snapshot.now);
+    if member.sync(view) == Freshness::Outdated {
+        // A newer version came while this one was on trial. The node is empty: restart it once more, now.
+        let back = State::PodRestartRequired;
+        return go(view, member, back, Some(walk.enter(back, view.snapshot.now)));
+    }
+    let missing = match missing(view, member) {
+        Missing::Nothing => {
+            let next = State::UncordonRequired;
+            return go(view, member, next, Some(walk.enter(next, view.snapshot.now)));
+        }
+        missing => missing,
+    };
+    let (what, stale) = match missing {
+        Missing::Stale(pod) => (format!("validator pod {} proved the old driver; it is replaced", pod.name), Some(pod)),
+        Missing::Other(what) => (what, None),
+        Missing::Nothing => (String::new(), None),
+    };
+    if ran_out(view, until) {
+        return fail(view, member, walk, Cause::NotValidated { what, seconds: limit.as_secs() });
+    }
+    let reason = Reason::Validating { what, until };
+    match stale.filter(|pod| !view.snapshot.is_busy(&Object::Pod(pod.name.clone()))) {
+        Some(pod) => {
+            let pod = PodRef { name: pod.name.clone(), uid: pod.uid.clone(), node: pod.node.clone() };
+            Decision::act(reason, Action::Delete(pod, DeleteWhy::StaleValidator))
+        }
+        None => Decision::stay(reason),
+    }
+}
+
+/// What is missing for a proof.
+enum Missing<'a> {
+    Nothing,
+    /// A validator that ran before the driver it should prove.
+    Stale(&'a Pod),
+    Other(String),
+}
+
+fn missing<'a>(view: &View<'a>, member: &Member<'a>) -> Missing<'a> {
+    let Some(driver) = member.pod.filter(|_| member.driver_ready() && member.sync(view) == Freshness::InSync) else {
+        return Missing::Other("the driver pod is not ready any more".to_owned());
+    };
+    let Some(selector) = &view.policy.validator else { return Missing::Nothing };
+    let validators = view.snapshot.pods_on(member.name);
+    let validators: Vec<&Pod> =
+        validators.filter(|pod| kube::core::SelectorExt::matches(selector, &pod.labels) && !pod.is_finished()).collect();
+    if validators.is_empty() {
+        return Missing::Other(format!("no validator pod ({selector}) on this node"));
+    }
+    if let Some(stale) = validators.iter().find(|pod| pod.deleting.is_none() && pod.started < driver.started && pod.ready) {
+        return Missing::Stale(stale);
+    }
+    match validators.iter().find(|pod| !pod.ready || pod.deleting.is_some()) {
+        Some(pod) => Missing::Other(format!("validator pod {} is not ready yet", pod.name)),
+        None => Missing::Nothing,
+    }
+}

@@ -1,0 +1,487 @@
+//! One node, one state: where it goes next, and if it does not, why not.
+//!
+//! [`decide`] first looks at what forbids any step (a write under way, a setback, a pause, a label nobody knows),
+//! then at the state. Each transition is one write that carries label, cordon and visit record together.
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::ledger::Ledger;
+use super::pool::{Member, Standing, Freshness, View, label_state};
+use super::removal::{self, BudgetBook, Progress};
+use super::{PoolStatus, restart, validation};
+use crate::action::{Action, Event, NodePatch, Transition};
+use crate::contract::{KEEP_CORDONED_LABEL, State, VISIT_ANNOTATION, transition_message};
+use crate::names::{DriverName, RevisionHash};
+use crate::policy::Removal;
+use crate::reason::Reason;
+use crate::snapshot::{Object, Pod, SetbackKind};
+use crate::visit::{Cause, Failure, Holds, Visit, Walk};
+
+/// A new leader gets this long to try for itself before deadlines fire that ran out while nobody led.
+const NEW_LEADER_GRACE: SignedDuration = SignedDuration::from_secs(10);
+
+/// What the planner makes of one node.
+pub(super) struct Decision {
+    pub(super) reason: Reason,
+    pub(super) actions: Vec<Action>,
+    pub(super) wake_at: Option<Timestamp>,
+}
+
+impl Decision {
+    /// Nothing to do; the reason says until when.
+    pub(super) fn stay(reason: Reason) -> Self {
+        let wake_at = reason.until();
+        Self { reason, actions: Vec::new(), wake_at }
+    }
+
+    pub(super) fn act(reason: Reason, action: Action) -> Self {
+        Self { actions: vec![action], ..Self::stay(reason) }
+    }
+}
+
+/// Decides what happens to one node.
+pub(super) fn decide(
+    view: &View<'_>,
+    member: &Member<'_>,
+    ledger: &Ledger,
+    status: &PoolStatus,
+    claimed_by: Option<&Vec<String>>,
+    budgets: &mut BudgetBook<'_>,
+) -> Decision {
+    if let PoolStatus::Frozen(why) = status {
+        return Decision::stay(Reason::PoolFrozen { why: why.clone() });
+    }
+    if let Some(pools) = claimed_by {
+        return Decision::stay(Reason::TwoPolicies { pools: pools.clone() });
+    }
+    if let Some(wait) = unfinished_business(view, member) {
+        return wait;
+    }
+    match &member.standing {
+        Standing::Held(reason) => Decision::stay(reason.clone()),
+        _ if *status == PoolStatus::Paused => pause(view, member),
+        Standing::Label(state) => outside_visit(view, member, *state, ledger),
+        Standing::Visit(visit, walk) => during_visit(view, member, visit, walk, ledger, budgets),
+    }
+}
+
+/// A write under way, or one that went wrong: nothing new is decided on facts that may be old.
+fn unfinished_business(view: &View<'_>, member: &Member<'_>) -> Option<Decision> {
+    let snapshot = view.snapshot;
+    let object = Object::Node(member.name.clone());
+    if let Some(pending) = snapshot.in_flight.get(&object) {
+        let to = pending.moving_to.as_ref().map(|(_, to)| *to);
+        return Some(Decision::stay(to.map_or(Reason::Writing, |to| Reason::Moving { to })));
+    }
+    let setback = snapshot.setbacks.get(&object)?;
+    match &setback.kind {
+        SetbackKind::Stale | SetbackKind::Refused if member.node.version > setback.seen => None,
+        SetbackKind::Stale | SetbackKind::Refused if setback.retry_at <= snapshot.now => {
+            Some(Decision::act(Reason::Conflict, Action::ReadNode(member.name.clone())))
+        }
+        SetbackKind::Stale | SetbackKind::Refused => {
+            Some(Decision { wake_at: Some(setback.retry_at), ..Decision::stay(Reason::Conflict) })
+        }
+        SetbackKind::Error(_) if setback.retry_at <= snapshot.now => None,
+        SetbackKind::Error(what) => {
+            Some(Decision::stay(Reason::ApiError { what: what.clone(), retry_at: setback.retry_at }))
+        }
+    }
+}
+
+/// Everything stays as it is. Nodes on a visit note when the pause began, so that their deadlines stop.
+fn pause(view: &View<'_>, member: &Member<'_>) -> Decision {
+    let Standing::Visit(visit, walk) = member.standing else { return Decision::stay(Reason::Paused) };
+    match walk.with_pause(true, view.snapshot.now) {
+        Some(walk) if walk.state.in_flight() => Decision::act(Reason::Paused, rewrite(view, member, visit, walk)),
+        _ => Decision::stay(Reason::Paused),
+    }
+}
+
+/// Whether a node could start if it had a slot; if not, why not.
+pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reason> {
+    let View { snapshot, policy, .. } = view;
+    if member.state() != State::UpgradeRequired {
+        return Err(Reason::UpToDate);
+    }
+    if let Some(other) = other_driver(view, member) {
+        return Err(Reason::OtherDriver { driver: other });
+    }
+    if member.node.labels.get(&policy.keys.skip).is_some_and(|v| v == "true") {
+        return Err(Reason::Skipped { label: policy.keys.skip.clone() });
+    }
+    let Some(daemon_set) = member.daemon_set.filter(|_| member.target(view).is_some()) else {
+        return Err(revision_pending(member));
+    };
+    if member.pod.is_none() {
+        return Err(Reason::NoDriverPod { daemon_set: daemon_set.name.clone(), until: None });
+    }
+    if !member.node.ready {
+        return Err(Reason::NodeNotReady);
+    }
+    // A drain would get the rest; without one, a node that cannot be emptied is better left alone and at work.
+    if policy.drain.is_none() {
+        let users = snapshot.pods_on(member.name).filter(|pod| removal::uses_device(&policy.devices, pod));
+        if let Some(what) = removal::undeletable(users, policy.removal) {
+            return Err(Reason::CannotBeEmptied { what });
+        }
+    }
+    Ok(())
+}
+
+/// Another driver whose walk on this node is not over.
+fn other_driver(view: &View<'_>, member: &Member<'_>) -> Option<DriverName> {
+    let visit = member.node.visit.as_ref()?.as_ref().ok()?;
+    visit.drivers.keys().find(|driver| **driver != view.policy.driver).cloned()
+}
+
+fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Ledger) -> Decision {
+    match state {
+        State::Unknown | State::UpgradeDone => compare(view, member, state),
+        State::UpgradeRequired => {
+            if in_service_and_current(view, member) {
+                return go(view, member, State::UpgradeDone, None);
+            }
+            start(view, member, ledger)
+        }
+        State::CordonRequired => cordon(view, member, None),
+        State::UpgradeFailed => Decision::stay(Reason::FailedWithoutRecord),
+        // The label says that somebody was at work here, but no record says what was done to the node.
+        // From the cordon on, everything is safe to do again.
+        _ => go(view, member, State::CordonRequired, None),
+    }
+}
+
+/// `unknown` and `upgrade-done`: is the driver what it should be?
+fn compare(view: &View<'_>, member: &Member<'_>, state: State) -> Decision {
+    let node = member.node;
+    let asked = node.annotations.get(&view.policy.keys.requested).is_some_and(|v| v == "true");
+    let safe_load = node.annotations.get(&view.policy.keys.safe_load).is_some_and(|v| !v.is_empty());
+    match member.sync(view) {
+        Freshness::Outdated => go(view, member, State::UpgradeRequired, None),
+        Freshness::InSync | Freshness::Orphaned if asked || safe_load => go(view, member, State::UpgradeRequired, None),
+        Freshness::InSync | Freshness::Orphaned if member.driver_ready() && state == State::Unknown => {
+            go(view, member, State::UpgradeDone, None)
+        }
+        Freshness::InSync | Freshness::Orphaned if member.driver_ready() => announce_ourselves(view, member),
+        Freshness::InSync | Freshness::Orphaned => {
+            let pod = member.pod.map(|pod| (pod.name.clone(), restart::says(pod)));
+            pod.map_or_else(
+                || Decision::stay(revision_pending(member)),
+                |(pod, says)| Decision::stay(Reason::DriverNotReady { pod, says }),
+            )
+        }
+        Freshness::Unknown => match (member.pod, member.daemon_set) {
+            (None, Some(ds)) => Decision::stay(Reason::NoDriverPod { daemon_set: ds.name.clone(), until: None }),
+            _ => Decision::stay(revision_pending(member)),
+        },
+    }
+}
+
+fn revision_pending(member: &Member<'_>) -> Reason {
+    let daemon_set = member.daemon_set.map(|ds| ds.name.clone());
+    daemon_set.map_or(
+        Reason::PoolFrozen { why: "no DaemonSet of this driver is meant for this node any more".to_owned() },
+        |daemon_set| Reason::RevisionPending { daemon_set },
+    )
+}
+
+fn in_service_and_current(view: &View<'_>, member: &Member<'_>) -> bool {
+    let keys = &view.policy.keys;
+    let wanted = |key: &String| member.node.annotations.get(key).is_some_and(|v| !v.is_empty());
+    member.sync(view) == Freshness::InSync
+        && member.driver_ready()
+        && !wanted(&keys.requested)
+        && !wanted(&keys.safe_load)
+}
+
+/// Without an operator that says so, driver-managers must learn from us that a controller looks after the node.
+fn announce_ourselves(view: &View<'_>, member: &Member<'_>) -> Decision {
+    if member.node.annotations.contains_key(&view.policy.keys.enabled) {
+        return Decision::stay(Reason::UpToDate);
+    }
+    let patch = NodePatch { to: None, event: None, labels: BTreeMap::new(), ..base_patch(view, member, State::UpgradeDone) };
+    Decision::act(Reason::UpToDate, Action::PatchNode(patch))
+}
+
+/// `upgrade-required`: through the ledger and no other way.
+fn start(view: &View<'_>, member: &Member<'_>, ledger: &Ledger) -> Decision {
+    if let Err(reason) = may_start(view, member) {
+        return Decision::stay(reason);
+    }
+    if ledger.granted.contains_key(member.name) {
+        let next = member.walk().map(|walk| walk.enter(State::CordonRequired, view.snapshot.now));
+        return go(view, member, State::CordonRequired, next);
+    }
+    let ahead = ledger.waiting.get(member.name).copied().unwrap_or(0);
+    Decision::stay(Reason::NoSlot { limit: ledger.binding(), ahead })
+}
+
+/// `cordon-required`: ONE patch: cordon, holds, visit record.
+fn cordon(view: &View<'_>, member: &Member<'_>, visit: Option<(&Visit, &Walk)>) -> Decision {
+    let now = view.snapshot.now;
+    let Some(target) = member.target(view) else { return Decision::stay(revision_pending(member)) };
+    let to = State::WaitForJobsRequired;
+    let taken = !member.node.unschedulable;
+    let visit = if let Some((visit, walk)) = visit {
+        let holds = Holds { cordon: visit.holds.cordon || taken };
+        let walk = Walk { target: target.clone(), ..walk.enter(to, now) };
+        let drivers = BTreeMap::from([(view.policy.driver.clone(), walk)]);
+        let mut visit = visit.clone();
+        (visit.holds, visit.drivers, visit.rollout) = (holds, drivers, view.rollout.clone());
+        visit
+    } else {
+        let walk = Walk::begin(to, now, target.clone());
+        Visit::begin(view.rollout.clone(), now, Holds { cordon: taken }, view.policy.driver.clone(), walk)
+    };
+    let mut patch = base_patch(view, member, to);
+    patch.unschedulable = taken.then_some(true);
+    patch.annotations.insert(VISIT_ANNOTATION.to_owned(), Some(visit.to_text()));
+    if member.node.annotations.contains_key(&view.policy.keys.requested) {
+        patch.annotations.insert(view.policy.keys.requested.clone(), None);
+    }
+    Decision::act(Reason::Moving { to }, Action::PatchNode(patch))
+}
+
+fn during_visit(
+    view: &View<'_>,
+    member: &Member<'_>,
+    visit: &Visit,
+    walk: &Walk,
+    ledger: &Ledger,
+    budgets: &mut BudgetBook<'_>,
+) -> Decision {
+    let now = view.snapshot.now;
+    if let Some(decision) = mind_the_label(view, member, visit, walk) {
+        return decision;
+    }
+    if let Some(walk) = walk.with_pause(false, now) {
+        return Decision::act(Reason::Moving { to: walk.state }, rewrite(view, member, visit, walk));
+    }
+    if walk.state.in_flight() && walk.state > State::CordonRequired && !member.node.unschedulable {
+        return cordon_again(view, member, visit, walk);
+    }
+    match walk.state {
+        State::UpgradeRequired => start(view, member, ledger),
+        State::CordonRequired => cordon(view, member, Some((visit, walk))),
+        State::WaitForJobsRequired => wait_for_jobs(view, member, walk),
+        State::PodDeletionRequired => take_pods_off(view, member, walk, view.policy.removal, budgets),
+        State::DrainRequired => drain(view, member, walk, budgets),
+        State::PodRestartRequired => restart::step(view, member, walk),
+        State::ValidationRequired => validation::step(view, member, walk),
+        State::UncordonRequired => release(view, member, visit, walk),
+        State::UpgradeFailed => failed(view, member, walk),
+        // A visit ends with the write that says done; a record that says otherwise was made by hand.
+        State::Unknown | State::UpgradeDone => go(view, member, State::ValidationRequired, {
+            Some(walk.enter(State::ValidationRequired, now))
+        }),
+    }
+}
+
+/// The label mirrors the record. Gone: written again. `upgrade-required`: a person's retry. Anything else: hands off.
+fn mind_the_label(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> Option<Decision> {
+    match label_state(view.policy, member.node) {
+        Err(reason) => Some(Decision::stay(reason)),
+        Ok(label) if label == walk.state => None,
+        Ok(State::Unknown) => Some(Decision::act(Reason::Writing, rewrite(view, member, visit, walk.clone()))),
+        Ok(State::UpgradeRequired) => Some(retry(view, member, walk)),
+        Ok(label) => Some(Decision::stay(Reason::LabelChanged { label, record: walk.state })),
+    }
+}
+
+fn retry(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
+    let target = member.target(view).unwrap_or(&walk.target).clone();
+    go(view, member, State::UpgradeRequired, Some(walk.retry(view.snapshot.now, target)))
+}
+
+/// A person uncordoned a node in the middle of its visit. Work would land on a node without a driver.
+fn cordon_again(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> Decision {
+    let message = "The node was uncordoned during its driver upgrade; cordoned again".to_owned();
+    let mut visit = visit.clone();
+    visit.holds.cordon = true;
+    let mut patch = base_patch(view, member, walk.state);
+    patch.to = None;
+    patch.unschedulable = Some(true);
+    patch.annotations.insert(VISIT_ANNOTATION.to_owned(), Some(visit.to_text()));
+    patch.event = Some(Event { warning: true, reason: view.policy.keys.event_reason.clone(), message });
+    Decision::act(Reason::Writing, Action::PatchNode(patch))
+}
+
+fn wait_for_jobs(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
+    let View { snapshot, policy, .. } = view;
+    // Without a device that pods ask for there is nobody to evict one by one: draining is the way.
+    let next = match (policy.devices.is_empty(), &policy.drain) {
+        (false, _) => State::PodDeletionRequired,
+        (true, Some(_)) => State::DrainRequired,
+        (true, None) => State::PodRestartRequired,
+    };
+    let on = || go(view, member, next, Some(walk.enter(next, snapshot.now)));
+    let Some(selector) = &policy.wait.selector else { return on() };
+    let running: Vec<_> = snapshot
+        .pods_on(member.name)
+        .filter(|pod| !pod.is_finished() && kube::core::SelectorExt::matches(selector, &pod.labels))
+        .map(|pod| pod.name.clone())
+        .collect();
+    let until = policy.wait.timeout.map(|timeout| walk.deadline(timeout, snapshot.now));
+    match (running.is_empty(), until) {
+        (true, _) => on(),
+        (false, Some(until)) if ran_out(view, until) => on(),
+        (false, until) => Decision::stay(Reason::WaitingForJobs { pods: running, until }),
+    }
+}
+
+/// `pod-deletion-required`: pods that use the device leave.
+fn take_pods_off(
+    view: &View<'_>,
+    member: &Member<'_>,
+    walk: &Walk,
+    removal: Removal,
+    budgets: &mut BudgetBook<'_>,
+) -> Decision {
+    let users = view.snapshot.pods_on(member.name).filter(|p| removal::uses_device(&view.policy.devices, p));
+    let users: Vec<&Pod> = users.collect();
+    let fallback = if view.policy.drain.is_some() { Some(State::DrainRequired) } else { None };
+    remove(view, member, walk, &users, removal, fallback, budgets)
+}
+
+/// `drain-required`: all pods leave but those of DaemonSets and those that the policy leaves out.
+fn drain(view: &View<'_>, member: &Member<'_>, walk: &Walk, budgets: &mut BudgetBook<'_>) -> Decision {
+    let Some(drain) = &view.policy.drain else {
+        // The policy changed its mind: what is left of the users is for the state before.
+        let next = State::PodDeletionRequired;
+        return go(view, member, next, Some(walk.enter(next, view.snapshot.now)));
+    };
+    let pods = view.snapshot.pods_on(member.name).filter(|pod| {
+        !pod.is_daemon() && !pod.mirror && !pod.is_finished() && kube::core::SelectorExt::matches(&drain.selector, &pod.labels)
+    });
+    remove(view, member, walk, &pods.collect::<Vec<_>>(), drain.removal, None, budgets)
+}
+
+fn remove(
+    view: &View<'_>,
+    member: &Member<'_>,
+    walk: &Walk,
+    pods: &[&Pod],
+    removal: Removal,
+    fallback: Option<State>,
+    budgets: &mut BudgetBook<'_>,
+) -> Decision {
+    let now = view.snapshot.now;
+    let give_up = |cause: Cause| match fallback {
+        Some(state) => go(view, member, state, Some(walk.enter(state, now))),
+        None => fail(view, member, walk, cause),
+    };
+    let until = removal.timeout.map(|timeout| walk.deadline(timeout, now));
+    let ran_out = until.is_some_and(|until| ran_out(view, until));
+    match removal::progress(view.snapshot, pods, removal, until, ran_out, budgets) {
+        Progress::Gone => {
+            let next = State::PodRestartRequired;
+            go(view, member, next, Some(walk.enter(next, now)))
+        }
+        Progress::Cannot { what } => give_up(Cause::PodsCannotLeave { what }),
+        Progress::TimedOut { what } => {
+            give_up(Cause::PodsDidNotLeave { what, seconds: removal.timeout.map_or(0, |t| t.as_secs()) })
+        }
+        Progress::Leaving { reason, actions, retry_at } => {
+            let wake_at = [reason.until(), retry_at].into_iter().flatten().min();
+            Decision { reason, actions, wake_at }
+        }
+    }
+}
+
+/// `uncordon-required`: ONE patch: undo what is ours, drop the record.
+fn release(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> Decision {
+    if member.sync(view) != Freshness::InSync || !member.driver_ready() {
+        // It was fine a moment ago. Nothing goes back into service on that.
+        let back = State::ValidationRequired;
+        return go(view, member, back, Some(walk.enter(back, view.snapshot.now)));
+    }
+    let kept = member.node.labels.get(KEEP_CORDONED_LABEL).is_some_and(|v| v == "true");
+    let mut patch = base_patch(view, member, State::UpgradeDone);
+    patch.unschedulable = (visit.holds.cordon && !kept && member.node.unschedulable).then_some(false);
+    patch.annotations.insert(VISIT_ANNOTATION.to_owned(), None);
+    Decision::act(Reason::Moving { to: State::UpgradeDone }, Action::PatchNode(patch))
+}
+
+/// `upgrade-failed`: sticky. Only a new version or a person's new driver pod moves it; the label does so elsewhere.
+fn failed(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
+    let now = view.snapshot.now;
+    if member.target(view).is_some_and(|target| *target != walk.target) {
+        return retry(view, member, walk);
+    }
+    let Some(failure) = &walk.failure else { return Decision::stay(Reason::FailedWithoutRecord) };
+    let replaced = member.pod.is_some_and(|pod| Some(&pod.uid) != failure.pod.as_ref());
+    if replaced && member.sync(view) == Freshness::InSync && member.driver_ready() {
+        let next = State::ValidationRequired;
+        return go(view, member, next, Some(walk.enter(next, now)));
+    }
+    Decision::stay(Reason::Failed { cause: failure.cause.clone() })
+}
+
+/// Whether a deadline fires.
+pub(super) fn ran_out(view: &View<'_>, deadline: Timestamp) -> bool {
+    let tried = view.snapshot.leading_since.saturating_add(NEW_LEADER_GRACE).unwrap_or(Timestamp::MAX);
+    view.snapshot.now >= deadline && view.snapshot.now >= tried
+}
+
+/// The walk ends here until somebody comes: cause on the node, in an event, in the rollout.
+pub(super) fn fail(view: &View<'_>, member: &Member<'_>, walk: &Walk, cause: Cause) -> Decision {
+    let pod = member.pod.map(|pod| pod.uid.clone());
+    let next = walk.fail(view.snapshot.now, Failure { cause, pod });
+    go(view, member, State::UpgradeFailed, Some(next))
+}
+
+/// The one write of a transition.
+pub(super) fn go(view: &View<'_>, member: &Member<'_>, to: State, walk: Option<Walk>) -> Decision {
+    let mut patch = base_patch(view, member, to);
+    if let Some(walk) = walk {
+        if let (Some(failure), Some(event)) = (&walk.failure, &mut patch.event) {
+            event.warning = true;
+            event.message = format!("{}. Cause: {}", event.message, failure.cause);
+        }
+        if let Standing::Visit(visit, _) = member.standing {
+            patch.annotations.insert(VISIT_ANNOTATION.to_owned(), Some(with_walk(view, visit, walk).to_text()));
+        }
+    }
+    Decision::act(Reason::Moving { to }, Action::PatchNode(patch))
+}
+
+/// Writes record and label again, without a transition.
+fn rewrite(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: Walk) -> Action {
+    let mut patch = base_patch(view, member, walk.state);
+    (patch.to, patch.event) = (None, None);
+    patch.annotations.insert(VISIT_ANNOTATION.to_owned(), Some(with_walk(view, visit, walk).to_text()));
+    Action::PatchNode(patch)
+}
+
+fn with_walk(view: &View<'_>, visit: &Visit, walk: Walk) -> Visit {
+    let mut visit = visit.clone();
+    visit.drivers.insert(view.policy.driver.clone(), walk);
+    visit
+}
+
+/// A patch that moves the state label, with everything that goes with it in any state.
+fn base_patch(view: &View<'_>, member: &Member<'_>, to: State) -> NodePatch {
+    let keys = &view.policy.keys;
+    let mut annotations = BTreeMap::new();
+    if !member.node.annotations.contains_key(&keys.enabled) {
+        annotations.insert(keys.enabled.clone(), Some("true".to_owned()));
+    }
+    NodePatch {
+        node: member.name.clone(),
+        pool: view.pool.name.clone(),
+        seen: member.node.version,
+        labels: BTreeMap::from([(keys.state.clone(), Some(to.as_str().to_owned()))]),
+        annotations,
+        unschedulable: None,
+        to: Some(Transition { driver: view.policy.driver.clone(), from: member.state(), to }),
+        event: Some(Event { warning: false, reason: keys.event_reason.clone(), message: transition_message(to) }),
+    }
+}
+
+/// The revision that a walk goes to now: the newest, or the one it set out for while the newest is not known.
+pub(super) fn target_of<'a>(view: &View<'a>, member: &Member<'a>, walk: &'a Walk) -> &'a RevisionHash {
+    member.target(view).unwrap_or(&walk.target)
+}

@@ -1,0 +1,185 @@
+//! What the user wants, resolved: one [`Policy`] per pool, every value known and every unit parsed.
+//!
+//! In: the policy objects as the cluster has them ([`Sources`](crate::snapshot::Sources)). Out: pools that can be
+//! followed, and for the others a sentence that says what to mend. See [`resolve`].
+
+mod amount;
+mod resolve;
+
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use jiff::SignedDuration;
+use kube::core::{Selector, SelectorExt};
+
+pub use amount::{Amount, BadAmount};
+pub use resolve::{ClusterPolicyFacts, resolve};
+
+use crate::api::{EffectiveValue, Mode, TimeoutAction};
+use crate::contract::Keys;
+use crate::names::{DriverName, PoolName};
+use crate::selector::Labels;
+
+/// The object that states a policy, printed as `kind/name`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Source {
+    /// Ours.
+    DriverPolicy(String),
+    /// The GPU Operator's.
+    ClusterPolicy(String),
+    /// The GPU Operator's, one per part of the fleet.
+    NvidiaDriver(String),
+}
+
+impl Source {
+    /// The object's name.
+    pub fn name(&self) -> &str {
+        match self {
+            Source::DriverPolicy(name) | Source::ClusterPolicy(name) | Source::NvidiaDriver(name) => name,
+        }
+    }
+    /// Its kind and API version, for events about it.
+    pub fn kind(&self) -> (&'static str, &'static str) {
+        match self {
+            Source::DriverPolicy(_) => ("DriverPolicy", "pitcrew.dev/v1alpha1"),
+            Source::ClusterPolicy(_) => ("ClusterPolicy", "nvidia.com/v1"),
+            Source::NvidiaDriver(_) => ("NVIDIADriver", "nvidia.com/v1alpha1"),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.kind().0.to_lowercase(), self.name())
+    }
+}
+
+/// One pool and what is wanted of it.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    /// Named after its source.
+    pub name: PoolName,
+    /// Who states the policy.
+    pub source: Source,
+    /// The driver; known even if the rest cannot be read, so that the pool's nodes can be told.
+    pub driver: DriverName,
+    /// The policy, or why there is none.
+    pub policy: Result<Policy, Problem>,
+}
+
+/// Why a policy cannot be followed: what, where, what to do.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{what} ({field}). The pool is frozen until it is mended; nothing was changed.")]
+pub struct Problem {
+    /// What is wrong.
+    pub what: String,
+    /// The field to mend.
+    pub field: String,
+}
+
+/// A policy with every value known.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// The driver's name.
+    pub driver: DriverName,
+    /// Its labels and annotations.
+    pub keys: Keys,
+    /// The namespace of its DaemonSets.
+    pub namespace: String,
+    /// The labels of its DaemonSets and driver pods.
+    pub daemon_sets: Selector,
+    /// The same, as it was written: for sentences.
+    pub daemon_sets_text: String,
+    /// Only DaemonSets of this NVIDIADriver.
+    pub rendered_by: Option<String>,
+    /// Resources whose users must leave before the driver restarts.
+    pub devices: Vec<Pattern>,
+    /// The validator pods, if any.
+    pub validator: Option<Selector>,
+    /// The pool's nodes.
+    pub node_selector: Labels,
+    /// How to live with a GPU Operator.
+    pub mode: Mode,
+    /// Off pauses.
+    pub auto_upgrade: bool,
+    /// 0: no limit of its own.
+    pub max_parallel: u32,
+    /// Of the nodes that should run the driver.
+    pub max_unavailable: Amount,
+    /// Pods that may complete first.
+    pub wait: Wait,
+    /// How device users are taken off.
+    pub removal: Removal,
+    /// Whether and how the node is drained.
+    pub drain: Option<Drain>,
+    /// How long things may take.
+    pub limits: Limits,
+    /// Each value and where it comes from.
+    pub effective: BTreeMap<String, EffectiveValue>,
+}
+
+impl Policy {
+    /// Whether a node with these labels can belong to the pool.
+    pub fn selects(&self, labels: &Labels) -> bool {
+        self.node_selector.iter().all(|(k, v)| labels.get(k) == Some(v))
+    }
+    /// Whether an object of the driver's namespace with these labels is one of its DaemonSets or pods.
+    pub fn is_driver(&self, namespace: &str, labels: &Labels) -> bool {
+        namespace == self.namespace && self.daemon_sets.matches(labels)
+    }
+}
+
+/// A resource name, or a beginning with `*`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pattern(pub String);
+
+impl Pattern {
+    /// Whether `resource` fits.
+    pub fn matches(&self, resource: &str) -> bool {
+        match self.0.strip_suffix('*') {
+            Some(beginning) => resource.starts_with(beginning),
+            None => resource == self.0,
+        }
+    }
+}
+
+/// Pods that may complete before the node is touched.
+#[derive(Clone, Debug)]
+pub struct Wait {
+    /// Which; `None` waits for none.
+    pub selector: Option<Selector>,
+    /// `None`: for ever.
+    pub timeout: Option<SignedDuration>,
+}
+
+/// How pods are taken off a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Removal {
+    /// Also pods without a controller.
+    pub force: bool,
+    /// Also pods with emptyDir volumes.
+    pub delete_empty_dir: bool,
+    /// `None`: for ever.
+    pub timeout: Option<SignedDuration>,
+    /// What then.
+    pub timeout_action: TimeoutAction,
+}
+
+/// How a node is drained.
+#[derive(Clone, Debug)]
+pub struct Drain {
+    /// Which pods.
+    pub selector: Selector,
+    /// How.
+    pub removal: Removal,
+}
+
+/// How long things may take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// From restart to ready.
+    pub driver_ready: SignedDuration,
+    /// From ready to validated.
+    pub validation: SignedDuration,
+}

@@ -1,0 +1,424 @@
+//! From policy objects to pools: who rules, and where each value comes from.
+//!
+//! DriverPolicies rule if there are any. Without one, a ClusterPolicy rules, or, if it hands over to NVIDIADrivers
+//! (or there is none), each NVIDIADriver rules its own nodes. Each source has its own defaults (`docs/policy.md`).
+
+use std::collections::BTreeMap;
+
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::core::Selector;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{Amount, Drain, Limits, Pattern, Policy, Pool, Problem, Removal, Source, Wait};
+use crate::api::{
+    DriverPolicySpec, DriverSpec, EffectiveValue, LimitsSpec, Mode, PodDeletionSpec, TimeoutAction, UpgradePolicySpec,
+};
+use crate::contract::{DEFAULT_LABEL_DOMAIN, DRIVER_OWNER_LABEL, Keys, TIMEOUT_ACTION_ANNOTATION};
+use crate::names::DriverName;
+use crate::selector::{self, Labels};
+use crate::snapshot::{DaemonSet, Sources};
+
+/// The driver that ClusterPolicy and NVIDIADriver speak of.
+const GPU: &str = "gpu";
+const GPU_DAEMON_SETS: &str = "app=nvidia-driver-daemonset";
+const GPU_DAEMON_SETS_BY_COMPONENT: &str = "app.kubernetes.io/component=nvidia-driver";
+const GPU_VALIDATOR: &str = "app=nvidia-operator-validator";
+const GPU_RESOURCES: [&str; 2] = ["nvidia.com/gpu*", "nvidia.com/mig-*"];
+
+/// The pools of this cluster, in order of their names.
+pub fn resolve<'a>(
+    sources: &Sources,
+    daemon_sets: impl Iterator<Item = &'a DaemonSet> + Clone,
+    namespace: &str,
+) -> Vec<Pool> {
+    if !sources.driver_policies.is_empty() {
+        let daemon_sets: Vec<&DaemonSet> = daemon_sets.collect();
+        let policies = sources.driver_policies.iter();
+        return policies.map(|(name, spec)| from_driver_policy(name, spec, sources, &daemon_sets)).collect();
+    }
+    // The oldest rules, as in the GPU Operator.
+    let ruling = sources.cluster_policies.iter().min_by_key(|(name, p)| (p.created, (*name).clone()));
+    match ruling {
+        Some((name, policy)) if !policy.flag("/useNvidiaDriverCRD", false) => {
+            // A driver that the operator does not install is not ours to upgrade.
+            let installs = policy.flag("/enabled", true);
+            installs.then(|| from_cluster_policy(name, policy, namespace)).into_iter().collect()
+        }
+        _ => sources.nvidia_drivers.iter().map(|(name, spec)| from_nvidia_driver(name, spec, namespace)).collect(),
+    }
+}
+
+fn from_driver_policy(
+    name: &str,
+    spec: &DriverPolicySpec,
+    sources: &Sources,
+    daemon_sets: &[&DaemonSet],
+) -> Pool {
+    let source = Source::DriverPolicy(name.to_owned());
+    let driver = DriverName::from(spec.driver.name.as_str());
+    let policy = driver_basics(&spec.driver).and_then(|basics| {
+        let renderer = daemon_sets
+            .iter()
+            .filter(|ds| ds.name.namespace.as_ref() == basics.namespace && matches(&basics.selector, &ds.labels))
+            .find_map(|ds| ds.rendered_by.clone());
+        let inherited = renderer.map(|renderer| inherited_from(&renderer, sources)).transpose()?;
+        let mut values = Values::new(source.to_string(), inherited);
+        let upgrade = values.upgrade(&spec.upgrade_policy, Defaults::DRIVER_POLICY)?;
+        let limits = limits(&spec.limits)?;
+        Ok(Policy { node_selector: spec.node_selector.clone(), mode: spec.mode, ..basics.policy(upgrade, limits, values) })
+    });
+    Pool { name: name.into(), source, driver, policy }
+}
+
+fn from_cluster_policy(name: &str, object: &ClusterPolicyFacts, namespace: &str) -> Pool {
+    let source = Source::ClusterPolicy(name.to_owned());
+    let policy = (|| {
+        if object.sandbox {
+            return Err(problem("sandboxed workloads are not managed", "spec.sandboxWorkloads.enabled"));
+        }
+        let mut spec: UpgradePolicySpec = read(&object.driver, "/upgradePolicy", "spec.driver.upgradePolicy")?;
+        apply_timeout_action(&mut spec, object.timeout_action.as_deref())?;
+        let mut values = Values::new(source.to_string(), None);
+        let upgrade = values.upgrade(&spec, Defaults::CLUSTER_POLICY)?;
+        let basics = gpu_basics(namespace, GPU_DAEMON_SETS)?;
+        Ok(basics.policy(upgrade, limits(&LimitsSpec::default())?, values))
+    })();
+    Pool { name: name.into(), source, driver: GPU.into(), policy }
+}
+
+fn from_nvidia_driver(name: &str, spec: &Value, namespace: &str) -> Pool {
+    let source = Source::NvidiaDriver(name.to_owned());
+    let policy = (|| {
+        let spec: UpgradePolicySpec = read(spec, "", "spec.upgradePolicy")?;
+        let mut values = Values::new(source.to_string(), None);
+        let upgrade = values.upgrade(&spec, Defaults::NVIDIA_DRIVER)?;
+        let basics = gpu_basics(namespace, GPU_DAEMON_SETS_BY_COMPONENT)?;
+        Ok(Policy {
+            node_selector: Labels::from([(DRIVER_OWNER_LABEL.to_owned(), name.to_owned())]),
+            rendered_by: Some(name.to_owned()),
+            ..basics.policy(upgrade, limits(&LimitsSpec::default())?, values)
+        })
+    })();
+    Pool { name: name.into(), source, driver: GPU.into(), policy }
+}
+
+/// What the policy resolver reads of a ClusterPolicy.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterPolicyFacts {
+    /// When it was made.
+    pub created: jiff::Timestamp,
+    /// `spec.driver`.
+    pub driver: Value,
+    /// `spec.sandboxWorkloads.enabled`.
+    pub sandbox: bool,
+    /// The annotation that says what happens to pods which did not leave in time.
+    pub timeout_action: Option<String>,
+}
+
+impl ClusterPolicyFacts {
+    fn flag(&self, pointer: &str, default: bool) -> bool {
+        self.driver.pointer(pointer).and_then(Value::as_bool).unwrap_or(default)
+    }
+}
+
+/// The documents say that pods are deleted at the timeout, NVIDIA's code never does it: only who asks gets it.
+fn apply_timeout_action(spec: &mut UpgradePolicySpec, asked: Option<&str>) -> Result<(), Problem> {
+    let action = match asked {
+        None => return Ok(()),
+        Some("Fail") => TimeoutAction::Fail,
+        Some("Delete") => TimeoutAction::Delete,
+        Some(other) => {
+            let field = format!("metadata.annotations[{TIMEOUT_ACTION_ANNOTATION}]");
+            return Err(problem(format!("timeout action \"{other}\" is neither Fail nor Delete"), field));
+        }
+    };
+    spec.pod_deletion.get_or_insert_default().timeout_action = Some(action);
+    spec.drain.get_or_insert_default().timeout_action = Some(action);
+    Ok(())
+}
+
+/// What a renderer says explicitly, for a DriverPolicy to inherit.
+fn inherited_from(renderer: &Source, sources: &Sources) -> Result<(String, UpgradePolicySpec), Problem> {
+    let spec = match renderer {
+        Source::ClusterPolicy(name) => {
+            let object = sources.cluster_policies.get(name);
+            object.map(|o| read(&o.driver, "/upgradePolicy", &format!("{renderer} spec.driver.upgradePolicy")))
+        }
+        Source::NvidiaDriver(name) => {
+            let object = sources.nvidia_drivers.get(name);
+            object.map(|o| read(o, "", &format!("{renderer} spec.upgradePolicy")))
+        }
+        Source::DriverPolicy(_) => None,
+    };
+    Ok((renderer.to_string(), spec.transpose()?.unwrap_or_default()))
+}
+
+fn read<T: DeserializeOwned + Default>(value: &Value, pointer: &str, field: &str) -> Result<T, Problem> {
+    match value.pointer(pointer) {
+        None | Some(Value::Null) => Ok(T::default()),
+        Some(found) => serde_json::from_value(found.clone()).map_err(|e| problem(e.to_string(), field)),
+    }
+}
+
+/// The part of a policy that says what the driver is.
+struct Basics {
+    driver: DriverName,
+    keys: Keys,
+    namespace: String,
+    selector: Selector,
+    selector_text: String,
+    devices: Vec<Pattern>,
+    validator: Option<Selector>,
+}
+
+fn driver_basics(spec: &DriverSpec) -> Result<Basics, Problem> {
+    let driver = DriverName::from(spec.name.as_str());
+    let is_gpu = spec.name == GPU;
+    let selector_text = spec.daemon_sets.as_ref().and_then(|d| d.selector.clone());
+    let selector_text = selector_text.or_else(|| is_gpu.then(|| GPU_DAEMON_SETS.to_owned())).ok_or_else(|| {
+        problem(format!("driver {driver} has no DaemonSet selector"), "spec.driver.daemonSets.selector")
+    })?;
+    let namespace = spec.daemon_sets.as_ref().map(|d| d.namespace.clone());
+    let resources = spec.devices.as_ref().map(|d| d.resources.clone());
+    let resources = resources.unwrap_or_else(|| if is_gpu { GPU_RESOURCES.map(str::to_owned).to_vec() } else { vec![] });
+    let validator = spec.validator.as_ref().map(|v| select(&v.selector, "spec.driver.validator.selector"));
+    Ok(Basics {
+        keys: Keys::new(&driver, &spec.label_domain),
+        driver,
+        namespace: namespace.unwrap_or_else(|| crate::contract::DEFAULT_NAMESPACE.to_owned()),
+        selector: select(&selector_text, "spec.driver.daemonSets.selector")?,
+        selector_text,
+        devices: resources.into_iter().map(Pattern).collect(),
+        validator: validator.transpose()?,
+    })
+}
+
+fn gpu_basics(namespace: &str, selector_text: &str) -> Result<Basics, Problem> {
+    let driver = DriverName::from(GPU);
+    Ok(Basics {
+        keys: Keys::new(&driver, DEFAULT_LABEL_DOMAIN),
+        driver,
+        namespace: namespace.to_owned(),
+        selector: select(selector_text, "app")?,
+        selector_text: selector_text.to_owned(),
+        devices: GPU_RESOURCES.map(|r| Pattern(r.to_owned())).to_vec(),
+        validator: Some(select(GPU_VALIDATOR, "app")?),
+    })
+}
+
+impl Basics {
+    fn policy(self, upgrade: Upgrade, limits: Limits, values: Values) -> Policy {
+        let Basics { driver, keys, namespace, selector, selector_text, devices, validator } = self;
+        let Upgrade { auto: auto_upgrade, max_parallel, max_unavailable, wait, removal, mut drain } = upgrade;
+        if let Some(drain) = &mut drain {
+            // The pod label that keeps a pod out of drains always counts, whatever selector the user adds.
+            drain.selector.extend([kube::core::Expression::NotEqual(keys.drain_skip.clone(), "true".to_owned())]);
+        }
+        Policy {
+            driver,
+            keys,
+            namespace,
+            daemon_sets: selector,
+            daemon_sets_text: selector_text,
+            rendered_by: None,
+            devices,
+            validator,
+            node_selector: Labels::new(),
+            mode: Mode::Auto,
+            auto_upgrade,
+            max_parallel,
+            max_unavailable,
+            wait,
+            removal,
+            drain,
+            limits,
+            effective: values.effective,
+        }
+    }
+}
+
+/// The documented options, resolved.
+struct Upgrade {
+    auto: bool,
+    max_parallel: u32,
+    max_unavailable: Amount,
+    wait: Wait,
+    removal: Removal,
+    drain: Option<Drain>,
+}
+
+/// What a source means when it says nothing. All else is the same everywhere.
+#[derive(Clone, Copy)]
+struct Defaults {
+    auto_upgrade: bool,
+}
+
+impl Defaults {
+    const DRIVER_POLICY: Self = Self { auto_upgrade: true };
+    const NVIDIA_DRIVER: Self = Self { auto_upgrade: true };
+    /// NVIDIA's CRD says off; the `true` of the documents is the Helm chart's.
+    const CLUSTER_POLICY: Self = Self { auto_upgrade: false };
+}
+
+/// Picks each value from the policy itself, what it inherits, or the default, and remembers which.
+struct Values {
+    own: String,
+    inherited: Option<(String, UpgradePolicySpec)>,
+    effective: BTreeMap<String, EffectiveValue>,
+}
+
+impl Values {
+    fn new(own: String, inherited: Option<(String, UpgradePolicySpec)>) -> Self {
+        Self { own, inherited, effective: BTreeMap::new() }
+    }
+
+    fn pick<T: Clone + ToString>(
+        &mut self,
+        field: &str,
+        spec: &UpgradePolicySpec,
+        get: impl Fn(&UpgradePolicySpec) -> Option<T>,
+        default: T,
+    ) -> T {
+        let inherited = self.inherited.as_ref().and_then(|(from, spec)| get(spec).map(|v| (v, from.clone())));
+        let (value, from) = get(spec)
+            .map(|v| (v, self.own.clone()))
+            .or(inherited)
+            .unwrap_or_else(|| (default, "default".to_owned()));
+        self.effective.insert(field.to_owned(), EffectiveValue { value: value.to_string(), from });
+        value
+    }
+
+    fn upgrade(&mut self, spec: &UpgradePolicySpec, defaults: Defaults) -> Result<Upgrade, Problem> {
+        let mut auto_upgrade = self.pick("autoUpgrade", spec, |s| s.auto_upgrade, defaults.auto_upgrade);
+        if let Some((from, inherited)) = &self.inherited
+            && inherited.auto_upgrade == Some(false)
+        {
+            // Off in any of them pauses: the documented switch works whoever states the rest.
+            let value = EffectiveValue { value: false.to_string(), from: from.clone() };
+            self.effective.insert("autoUpgrade".to_owned(), value);
+            auto_upgrade = false;
+        }
+        let max_parallel = self.pick("maxParallelUpgrades", spec, |s| s.max_parallel_upgrades, 1);
+        let max_unavailable = self.pick(
+            "maxUnavailable",
+            spec,
+            |s| s.max_unavailable.clone().map(AmountText),
+            AmountText(IntOrString::String("25%".to_owned())),
+        );
+        let wait_selector = self.pick(
+            "waitForCompletion.podSelector",
+            spec,
+            |s| s.wait_for_completion.as_ref()?.pod_selector.clone(),
+            String::new(),
+        );
+        let wait_timeout =
+            self.pick("waitForCompletion.timeoutSeconds", spec, |s| s.wait_for_completion.as_ref()?.timeout_seconds, 0);
+        let wait = Wait {
+            selector: Some(select(&wait_selector, "waitForCompletion.podSelector")?)
+                .filter(|_| !wait_selector.trim().is_empty()),
+            timeout: seconds(wait_timeout, "waitForCompletion.timeoutSeconds")?,
+        };
+        Ok(Upgrade {
+            auto: auto_upgrade,
+            max_parallel: u32::try_from(max_parallel).map_err(|_| {
+                problem(format!("maxParallelUpgrades {max_parallel} is not 0 or more"), "maxParallelUpgrades")
+            })?,
+            max_unavailable: Amount::try_from(&max_unavailable.0)
+                .map_err(|bad| problem(format!("maxUnavailable {bad}"), "maxUnavailable"))?,
+            wait,
+            removal: self.removal("gpuPodDeletion", spec, |s| s.gpu_pod_deletion.clone().or(s.pod_deletion.clone()))?,
+            drain: self.drain(spec)?,
+        })
+    }
+
+    fn drain(&mut self, spec: &UpgradePolicySpec) -> Result<Option<Drain>, Problem> {
+        let enable = self.pick("drain.enable", spec, |s| s.drain.as_ref()?.enable, false);
+        let selector = self.pick("drain.podSelector", spec, |s| s.drain.as_ref()?.pod_selector.clone(), String::new());
+        let as_removal = |s: &UpgradePolicySpec| {
+            let drain = s.drain.clone()?;
+            Some(PodDeletionSpec {
+                force: drain.force,
+                timeout_seconds: drain.timeout_seconds,
+                delete_empty_dir: drain.delete_empty_dir,
+                timeout_action: drain.timeout_action,
+            })
+        };
+        let removal = self.removal("drain", spec, as_removal)?;
+        let selector = select(&selector, "drain.podSelector")?;
+        Ok(enable.then_some(Drain { selector, removal }))
+    }
+
+    fn removal(
+        &mut self,
+        name: &str,
+        spec: &UpgradePolicySpec,
+        get: impl Fn(&UpgradePolicySpec) -> Option<PodDeletionSpec>,
+    ) -> Result<Removal, Problem> {
+        let field = |part: &str| format!("{name}.{part}");
+        let timeout = self.pick(&field("timeoutSeconds"), spec, |s| get(s)?.timeout_seconds, 300);
+        let action = |s: &UpgradePolicySpec| get(s)?.timeout_action.map(ActionText);
+        Ok(Removal {
+            force: self.pick(&field("force"), spec, |s| get(s)?.force, false),
+            delete_empty_dir: self.pick(&field("deleteEmptyDir"), spec, |s| get(s)?.delete_empty_dir, false),
+            timeout: seconds(timeout, &field("timeoutSeconds"))?,
+            timeout_action: self.pick(&field("timeoutAction"), spec, action, ActionText(TimeoutAction::Fail)).0,
+        })
+    }
+}
+
+/// Prints an amount as it was written.
+#[derive(Clone)]
+struct AmountText(IntOrString);
+impl std::fmt::Display for AmountText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            IntOrString::Int(n) => write!(f, "{n}"),
+            IntOrString::String(s) => f.write_str(s),
+        }
+    }
+}
+
+#[derive(Clone)]
+struct ActionText(TimeoutAction);
+impl std::fmt::Display for ActionText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self.0 {
+            TimeoutAction::Fail => "Fail",
+            TimeoutAction::Delete => "Delete",
+        })
+    }
+}
+
+fn limits(spec: &LimitsSpec) -> Result<Limits, Problem> {
+    let parse = |text: &str, field: &str| {
+        let limit: Result<SignedDuration, _> = text.parse();
+        limit.map_err(|_| problem(format!("\"{text}\" is not a duration such as 30m or 2h"), field))
+    };
+    Ok(Limits {
+        driver_ready: parse(&spec.driver_ready, "spec.limits.driverReady")?,
+        validation: parse(&spec.validation, "spec.limits.validation")?,
+    })
+}
+
+/// 0 is no limit.
+fn seconds(value: i64, field: &str) -> Result<Option<SignedDuration>, Problem> {
+    match value {
+        0 => Ok(None),
+        1.. => Ok(Some(SignedDuration::from_secs(value))),
+        _ => Err(problem(format!("{value} seconds is not 0 or more"), field)),
+    }
+}
+
+fn select(text: &str, field: &str) -> Result<Selector, Problem> {
+    selector::parse(text).map_err(|bad| problem(bad.to_string(), field))
+}
+
+fn matches(selector: &Selector, labels: &Labels) -> bool {
+    kube::core::SelectorExt::matches(selector, labels)
+}
+
+fn problem(what: impl Into<String>, field: impl Into<String>) -> Problem {
+    Problem { what: what.into(), field: field.into() }
+}

@@ -1,0 +1,350 @@
+//! Why a node is where it is. Every "no" and every "not yet" of the planner is one of these.
+//!
+//! One [`Display`](fmt::Display) makes the sentence for the status line, the event, the log and the screen;
+//! [`Reason::code`] is the metric label. There is no "unknown".
+
+use std::fmt;
+
+use jiff::Timestamp;
+
+use crate::contract::State;
+use crate::names::{DriverName, NodeName, ObjectName};
+use crate::visit::Cause;
+
+/// How a node feels about its place.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Kind {
+    /// It is where it should be.
+    Done,
+    /// It is on its way.
+    Moving,
+    /// It will go on by itself.
+    Waiting,
+    /// Somebody said stop.
+    Paused,
+    /// It will not go on before something outside changes.
+    Blocked,
+    /// It went wrong.
+    Failed,
+}
+
+/// Why a node is where it is.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Reason {
+    /// The driver pod is up to date and ready.
+    UpToDate,
+    /// Up to date, but its driver pod is not ready.
+    DriverNotReady {
+        /// The driver pod.
+        pod: ObjectName,
+        /// What its containers say.
+        says: String,
+    },
+    /// The write that moves it on is being made.
+    Moving {
+        /// Where to.
+        to: State,
+    },
+    /// A write for this node is under way.
+    Writing,
+    /// The DaemonSet controller has not seen the newest template yet.
+    RevisionPending {
+        /// The DaemonSet.
+        daemon_set: ObjectName,
+    },
+    /// It should run the driver, but has no driver pod.
+    NoDriverPod {
+        /// The DaemonSet that should make one.
+        daemon_set: ObjectName,
+        /// When that becomes a failure.
+        until: Option<Timestamp>,
+    },
+    /// The limits allow no more nodes now.
+    NoSlot {
+        /// The limit that binds.
+        limit: Limit,
+        /// How many nodes are before it.
+        ahead: usize,
+    },
+    /// Left out by its label.
+    Skipped {
+        /// The label.
+        label: String,
+    },
+    /// Another driver's walk comes first.
+    OtherDriver {
+        /// Which.
+        driver: DriverName,
+    },
+    /// The node is not ready, so nothing could run on it.
+    NodeNotReady,
+    /// Selected pods are given time to complete.
+    WaitingForJobs {
+        /// Which.
+        pods: Vec<ObjectName>,
+        /// Until when; `None`: as long as they take.
+        until: Option<Timestamp>,
+    },
+    /// Pods are leaving.
+    PodsLeaving {
+        /// Which.
+        pods: Vec<ObjectName>,
+        /// When that becomes a failure.
+        until: Option<Timestamp>,
+    },
+    /// A budget allows no eviction now.
+    BudgetBlocks {
+        /// The PodDisruptionBudget.
+        budget: ObjectName,
+        /// The pod that cannot leave.
+        pod: ObjectName,
+        /// Healthy pods now, and how many it wants.
+        healthy: (i32, i32),
+        /// When that becomes a failure.
+        until: Option<Timestamp>,
+    },
+    /// Pods that the policy does not allow to evict.
+    CannotBeEmptied {
+        /// Which, and what would allow it.
+        what: String,
+    },
+    /// The old driver pod is on its way out.
+    DriverStopping {
+        /// Which.
+        pod: ObjectName,
+        /// When that becomes a failure.
+        until: Timestamp,
+    },
+    /// The new driver pod is on its way up.
+    DriverStarting {
+        /// Which.
+        pod: ObjectName,
+        /// What its containers say.
+        says: String,
+        /// When that becomes a failure.
+        until: Timestamp,
+    },
+    /// The new driver has to prove itself.
+    Validating {
+        /// What is missing.
+        what: String,
+        /// When that becomes a failure.
+        until: Timestamp,
+    },
+    /// The policy says `autoUpgrade: false`.
+    Paused,
+    /// It failed and stays out.
+    Failed {
+        /// Why.
+        cause: Cause,
+    },
+    /// The label says that it failed; nobody wrote down why.
+    FailedWithoutRecord,
+    /// The pool is frozen as a whole.
+    PoolFrozen {
+        /// Why, in a sentence.
+        why: String,
+    },
+    /// More than one policy claims this driver on this node.
+    TwoPolicies {
+        /// Which.
+        pools: Vec<String>,
+    },
+    /// The state label has a value that nobody knows.
+    UnknownLabel {
+        /// The label.
+        label: String,
+        /// Its value.
+        value: String,
+    },
+    /// Somebody set the state label during a visit.
+    LabelChanged {
+        /// The label's state.
+        label: State,
+        /// The visit's state.
+        record: State,
+    },
+    /// The visit record cannot be read.
+    VisitUnreadable {
+        /// Why.
+        why: String,
+    },
+    /// The Kubernetes API said no.
+    ApiError {
+        /// What it said.
+        what: String,
+        /// When it is tried again.
+        retry_at: Timestamp,
+    },
+    /// The node changed while it was written; a newer version is awaited.
+    Conflict,
+}
+
+/// Which limit binds.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Limit {
+    /// So many nodes are on their walk at the same time.
+    MaxParallelUpgrades(u32),
+    /// So many nodes may be out, and so many are, of which some were not taken out by us.
+    MaxUnavailable {
+        /// The limit in nodes.
+        limit: usize,
+        /// Nodes out now.
+        out: usize,
+        /// One of those that somebody else took out.
+        foreign: Option<NodeName>,
+    },
+}
+
+impl Reason {
+    /// A short name for metrics and machines.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Reason::UpToDate => "up-to-date",
+            Reason::DriverNotReady { .. } => "driver-not-ready",
+            Reason::Moving { .. } | Reason::Writing => "moving",
+            Reason::RevisionPending { .. } => "revision-pending",
+            Reason::NoDriverPod { .. } => "no-driver-pod",
+            Reason::NoSlot { .. } => "no-slot",
+            Reason::Skipped { .. } => "skipped",
+            Reason::OtherDriver { .. } => "other-driver",
+            Reason::NodeNotReady => "node-not-ready",
+            Reason::WaitingForJobs { .. } => "waiting-for-jobs",
+            Reason::PodsLeaving { .. } => "pods-leaving",
+            Reason::BudgetBlocks { .. } => "budget-blocks",
+            Reason::CannotBeEmptied { .. } => "cannot-be-emptied",
+            Reason::DriverStopping { .. } => "driver-stopping",
+            Reason::DriverStarting { .. } => "driver-starting",
+            Reason::Validating { .. } => "validating",
+            Reason::Paused => "paused",
+            Reason::Failed { .. } | Reason::FailedWithoutRecord => "failed",
+            Reason::PoolFrozen { .. } => "pool-frozen",
+            Reason::TwoPolicies { .. } => "two-policies",
+            Reason::UnknownLabel { .. } => "unknown-label",
+            Reason::LabelChanged { .. } => "label-changed",
+            Reason::VisitUnreadable { .. } => "visit-unreadable",
+            Reason::ApiError { .. } => "api-error",
+            Reason::Conflict => "conflict",
+        }
+    }
+
+    /// How a node with this reason feels.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Reason::UpToDate => Kind::Done,
+            Reason::Moving { .. }
+            | Reason::Writing
+            | Reason::WaitingForJobs { .. }
+            | Reason::PodsLeaving { .. }
+            | Reason::DriverStopping { .. }
+            | Reason::DriverStarting { .. }
+            | Reason::Validating { .. } => Kind::Moving,
+            Reason::RevisionPending { .. }
+            | Reason::NoDriverPod { .. }
+            | Reason::NoSlot { .. }
+            | Reason::OtherDriver { .. }
+            | Reason::ApiError { .. }
+            | Reason::Conflict => Kind::Waiting,
+            Reason::Paused | Reason::Skipped { .. } => Kind::Paused,
+            Reason::DriverNotReady { .. }
+            | Reason::NodeNotReady
+            | Reason::BudgetBlocks { .. }
+            | Reason::CannotBeEmptied { .. }
+            | Reason::PoolFrozen { .. }
+            | Reason::TwoPolicies { .. }
+            | Reason::UnknownLabel { .. }
+            | Reason::LabelChanged { .. }
+            | Reason::VisitUnreadable { .. } => Kind::Blocked,
+            Reason::Failed { .. } | Reason::FailedWithoutRecord => Kind::Failed,
+        }
+    }
+
+    /// When something happens by itself.
+    pub fn until(&self) -> Option<Timestamp> {
+        match self {
+            Reason::NoDriverPod { until, .. }
+            | Reason::WaitingForJobs { until, .. }
+            | Reason::PodsLeaving { until, .. }
+            | Reason::BudgetBlocks { until, .. } => *until,
+            Reason::DriverStopping { until, .. }
+            | Reason::DriverStarting { until, .. }
+            | Reason::Validating { until, .. } => Some(*until),
+            Reason::ApiError { retry_at, .. } => Some(*retry_at),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::UpToDate => f.write_str("driver up to date and ready"),
+            Reason::DriverNotReady { pod, says } => write!(f, "driver pod {pod} is not ready: {says}"),
+            Reason::Moving { to } => write!(f, "moves on to {to}"),
+            Reason::Writing => f.write_str("being written"),
+            Reason::RevisionPending { daemon_set } => {
+                write!(f, "daemonset/{daemon_set} has a new template that its controller has not taken up yet")
+            }
+            Reason::NoDriverPod { daemon_set, .. } => {
+                write!(f, "no driver pod on this node; daemonset/{daemon_set} should make one")
+            }
+            Reason::NoSlot { limit, ahead: 0 } => write!(f, "next slot; {limit}"),
+            Reason::NoSlot { limit, ahead } => write!(f, "waits for a slot, {ahead} before it; {limit}"),
+            Reason::Skipped { label } => write!(f, "left out by label {label}=true"),
+            Reason::OtherDriver { driver } => write!(f, "driver {driver} is upgraded on this node first"),
+            Reason::NodeNotReady => f.write_str("node is not Ready, so no driver could start on it"),
+            Reason::WaitingForJobs { pods, .. } => write!(f, "waits for {} to complete", list(pods)),
+            Reason::PodsLeaving { pods, .. } => write!(f, "evicting {}", list(pods)),
+            Reason::BudgetBlocks { budget, pod, healthy: (healthy, desired), .. } => write!(
+                f,
+                "pod {pod} cannot leave: poddisruptionbudget/{budget} wants {desired} healthy pods and has {healthy}"
+            ),
+            Reason::CannotBeEmptied { what } => write!(f, "cannot be emptied: {what}"),
+            Reason::DriverStopping { pod, .. } => write!(f, "old driver pod {pod} is stopping"),
+            Reason::DriverStarting { pod, says, .. } => write!(f, "driver pod {pod} starts: {says}"),
+            Reason::Validating { what, .. } => f.write_str(what),
+            Reason::Paused => f.write_str("paused: autoUpgrade is false"),
+            Reason::Failed { cause } => cause.fmt(f),
+            Reason::FailedWithoutRecord => {
+                f.write_str("labelled upgrade-failed with no record of why; label it upgrade-required to try again")
+            }
+            Reason::PoolFrozen { why } => f.write_str(why),
+            Reason::TwoPolicies { pools } => {
+                write!(f, "claimed by more than one policy ({}); make their nodeSelectors disjoint", pools.join(", "))
+            }
+            Reason::UnknownLabel { label, value } => {
+                write!(f, "label {label} has the unknown value \"{value}\"; remove it to have the node looked at again")
+            }
+            Reason::LabelChanged { label, record } => write!(
+                f,
+                "somebody set the state label to {label} during a visit that is at {record}; remove the label to go on, or set it to upgrade-required to start again"
+            ),
+            Reason::VisitUnreadable { why } => write!(f, "the visit record on the node cannot be read: {why}"),
+            Reason::ApiError { what, .. } => write!(f, "the Kubernetes API refused a write: {what}"),
+            Reason::Conflict => f.write_str("changed by somebody else at the same moment; looks again"),
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Limit::MaxParallelUpgrades(limit) => write!(f, "maxParallelUpgrades is {limit}"),
+            Limit::MaxUnavailable { limit, out, foreign: None } => {
+                write!(f, "{out} of at most {limit} nodes are out (maxUnavailable)")
+            }
+            Limit::MaxUnavailable { limit, out, foreign: Some(node) } => {
+                write!(f, "{out} of at most {limit} nodes are out (maxUnavailable), {node} not by us")
+            }
+        }
+    }
+}
+
+/// Names the first pods and counts the rest: sentences stay short on full nodes.
+pub(crate) fn list(pods: &[ObjectName]) -> String {
+    match pods {
+        [] => "no pods".to_owned(),
+        [one] => format!("pod {one}"),
+        [first, rest @ ..] => format!("{} pods: {first} and {} more", pods.len(), rest.len()),
+    }
+}

@@ -1,0 +1,359 @@
+//! The facts of one moment, as small ordered structs: all that the planner may know.
+//!
+//! The controller folds watch events into these; tests build them by hand. Every fact is here because a step of
+//! the plan, a reason or a screen reads it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+use kube::core::Selector;
+use serde_json::Value;
+
+use crate::api::{DriverPolicySpec, DriverPolicyStatus, RolloutSpec, RolloutStatus};
+use crate::contract::{REVISION_LABEL, State, VISIT_ANNOTATION};
+use crate::names::{DriverName, NodeName, ObjectName, ResourceVersion, RevisionHash, Uid};
+use crate::policy::{ClusterPolicyFacts, Source};
+use crate::selector::Labels;
+use crate::version::DriverVersion;
+use crate::visit::{Unreadable, Visit};
+
+/// The facts of one moment.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// The moment.
+    pub now: Timestamp,
+    /// Where driver DaemonSets are when the policy does not say.
+    pub namespace: String,
+    /// All nodes.
+    pub nodes: BTreeMap<NodeName, Node>,
+    /// Pods that are bound to a node, by node.
+    pub pods: BTreeMap<NodeName, BTreeMap<ObjectName, Pod>>,
+    /// DaemonSets of driver namespaces, by UID.
+    pub daemon_sets: BTreeMap<Uid, DaemonSet>,
+    /// Template revisions, by UID of the revision object.
+    pub revisions: BTreeMap<Uid, TemplateRevision>,
+    /// PodDisruptionBudgets.
+    pub budgets: BTreeMap<ObjectName, Budget>,
+    /// Policy objects.
+    pub sources: Sources,
+    /// Rollouts so far.
+    pub rollouts: BTreeMap<String, Rollout>,
+    /// Signs of a GPU Operator.
+    pub gpu_operator: GpuOperator,
+    /// What was sent and has not been answered yet.
+    pub in_flight: BTreeMap<Object, Pending>,
+    /// What went wrong with an object, and when it may be tried again.
+    pub setbacks: BTreeMap<Object, Setback>,
+    /// Evictions that were accepted and whose deletion has not been seen yet.
+    pub leaving: BTreeMap<Uid, Timestamp>,
+    /// The node on which this process runs, if it runs on one.
+    pub own_node: Option<NodeName>,
+    /// Since when this process leads. Deadlines do not fire before it has tried once.
+    pub leading_since: Timestamp,
+}
+
+impl Snapshot {
+    /// An empty cluster at `now`.
+    pub fn new(now: Timestamp, namespace: &str) -> Self {
+        Self {
+            now,
+            namespace: namespace.to_owned(),
+            nodes: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            daemon_sets: BTreeMap::new(),
+            revisions: BTreeMap::new(),
+            budgets: BTreeMap::new(),
+            sources: Sources::default(),
+            rollouts: BTreeMap::new(),
+            gpu_operator: GpuOperator::default(),
+            in_flight: BTreeMap::new(),
+            setbacks: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            own_node: None,
+            leading_since: now,
+        }
+    }
+
+    /// The pods on a node.
+    pub fn pods_on(&self, node: &NodeName) -> impl Iterator<Item = &Pod> {
+        self.pods.get(node).into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// Whether something was sent for this object and not answered.
+    pub fn is_busy(&self, object: &Object) -> bool {
+        self.in_flight.contains_key(object)
+    }
+}
+
+/// A node, as far as it matters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Its UID: another node may come back under the same name.
+    pub uid: Uid,
+    /// The version that these facts are from.
+    pub version: ResourceVersion,
+    /// All labels: policies may select by any.
+    pub labels: Labels,
+    /// The annotations of the contract; all others are dropped on arrival.
+    pub annotations: Labels,
+    /// `spec.unschedulable`.
+    pub unschedulable: bool,
+    /// The Ready condition is True.
+    pub ready: bool,
+    /// The visit record, taken apart once on arrival.
+    pub visit: Option<Result<Visit, Unreadable>>,
+}
+
+impl Node {
+    /// Reads the visit record out of the annotations.
+    pub fn read_visit(annotations: &Labels) -> Option<Result<Visit, Unreadable>> {
+        annotations.get(VISIT_ANNOTATION).map(|text| Visit::parse(text))
+    }
+    /// Takes no new work, for whatever cause.
+    pub fn is_out(&self) -> bool {
+        self.unschedulable || !self.ready
+    }
+}
+
+/// A pod that is bound to a node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pod {
+    /// Its name.
+    pub name: ObjectName,
+    /// Its UID.
+    pub uid: Uid,
+    /// The version that these facts are from.
+    pub version: ResourceVersion,
+    /// Its node.
+    pub node: NodeName,
+    /// All labels: budgets and policies may select by any.
+    pub labels: Labels,
+    /// The object that would make it again.
+    pub owner: Option<Owner>,
+    /// How far it is.
+    pub phase: Phase,
+    /// The Ready condition is True.
+    pub ready: bool,
+    /// When it has to be gone, once it was told to go.
+    pub deleting: Option<Timestamp>,
+    /// When its newest container started, if all main containers run.
+    pub started: Option<Timestamp>,
+    /// Extended resources that any of its containers asks for, with the amount.
+    pub resources: Vec<(Box<str>, u32)>,
+    /// It has an emptyDir volume.
+    pub empty_dir: bool,
+    /// It is the kubelet's own (static) pod.
+    pub mirror: bool,
+    /// What a container says that does not run.
+    pub trouble: Option<Trouble>,
+    /// `DRIVER_CONFIG_DIGEST`, in driver pods.
+    pub digest: Option<Box<str>>,
+    /// The image of the first container.
+    pub image: Box<str>,
+}
+
+impl Pod {
+    /// The template revision that it was made from.
+    pub fn revision(&self) -> Option<&str> {
+        self.labels.get(REVISION_LABEL).map(String::as_str)
+    }
+    /// Succeeded or Failed: it holds nothing any more.
+    pub fn is_finished(&self) -> bool {
+        matches!(self.phase, Phase::Succeeded | Phase::Failed)
+    }
+    /// Made and kept by a DaemonSet.
+    pub fn is_daemon(&self) -> bool {
+        self.owner.as_ref().is_some_and(|o| o.kind == OwnerKind::DaemonSet)
+    }
+}
+
+/// `status.phase`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Not all containers have started.
+    Pending,
+    /// At least one container runs.
+    Running,
+    /// All containers ended well.
+    Succeeded,
+    /// All containers ended, at least one badly.
+    Failed,
+    /// The node does not tell.
+    Unknown,
+}
+
+/// The controller that would make a pod again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// What it is.
+    pub kind: OwnerKind,
+    /// Its name.
+    pub name: Box<str>,
+    /// Its UID.
+    pub uid: Uid,
+}
+
+/// Kinds of controllers that are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnerKind {
+    /// Puts its pods on cordoned nodes too.
+    DaemonSet,
+    /// All others.
+    Other,
+}
+
+/// What a container says that does not run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// The container.
+    pub container: Box<str>,
+    /// `CrashLoopBackOff`, `ImagePullBackOff`, …
+    pub reason: Box<str>,
+    /// What the kubelet adds.
+    pub message: Box<str>,
+    /// How often it was restarted.
+    pub restarts: u32,
+}
+
+/// A DaemonSet in a driver's namespace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DaemonSet {
+    /// Its name.
+    pub name: ObjectName,
+    /// Its UID.
+    pub uid: Uid,
+    /// Its labels.
+    pub labels: Labels,
+    /// The generation that was asked for.
+    pub generation: i64,
+    /// The generation that its controller has seen. Revisions are complete only when both are equal.
+    pub observed_generation: i64,
+    /// `updateStrategy: OnDelete`.
+    pub on_delete: bool,
+    /// Nodes that should run it have these labels.
+    pub node_selector: Labels,
+    /// The policy object that renders it, if one does.
+    pub rendered_by: Option<Source>,
+    /// `DRIVER_CONFIG_DIGEST` of its template.
+    pub digest: Option<Box<str>>,
+    /// The driver version, where the image's tag tells it.
+    pub driver_version: Option<DriverVersion>,
+}
+
+/// One revision of a DaemonSet's template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TemplateRevision {
+    /// The DaemonSet's UID.
+    pub owner: Uid,
+    /// The newest has the highest.
+    pub number: i64,
+    /// What its pods are labelled with.
+    pub hash: RevisionHash,
+}
+
+/// A PodDisruptionBudget.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Budget {
+    /// Which pods of its namespace; `None` selects none.
+    pub selector: Option<Selector>,
+    /// How many may be evicted now.
+    pub allowed: i32,
+    /// Healthy pods now.
+    pub healthy: i32,
+    /// Healthy pods that it wants.
+    pub desired: i32,
+    /// Its status speaks of its spec.
+    pub current: bool,
+}
+
+/// Policy objects, by name.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// Ours.
+    pub driver_policies: BTreeMap<String, DriverPolicySpec>,
+    /// What we last said about ours, with generation.
+    pub driver_policy_status: BTreeMap<String, (i64, DriverPolicyStatus)>,
+    /// The GPU Operator's.
+    pub cluster_policies: BTreeMap<String, ClusterPolicyFacts>,
+    /// `spec.upgradePolicy` of each NVIDIADriver.
+    pub nvidia_drivers: BTreeMap<String, Value>,
+}
+
+/// A rollout so far.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rollout {
+    /// The version that these facts are from.
+    pub version: ResourceVersion,
+    /// What it is for.
+    pub spec: RolloutSpec,
+    /// What we last said about it.
+    pub status: Option<RolloutStatus>,
+    /// When we last said it, as far as this process remembers: progress is told at a measured pace.
+    pub said_at: Option<Timestamp>,
+}
+
+/// Signs of a GPU Operator that may act on the same nodes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GpuOperator {
+    /// Its leader's Lease: who, where, and until when it counts as held (by our own clock, from when we saw it renewed).
+    pub lease: Option<(String, Timestamp)>,
+    /// Its Deployments with available replicas.
+    pub deployments: BTreeSet<String>,
+}
+
+impl GpuOperator {
+    /// Who is live at `now`, if anybody is.
+    pub fn live(&self, now: Timestamp) -> Option<String> {
+        let held = self.lease.as_ref().filter(|(_, until)| *until > now).map(|(who, _)| who.clone());
+        self.deployments.first().cloned().or(held)
+    }
+}
+
+/// An object that an action writes to: at most one action is in flight for each.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Object {
+    /// A node.
+    Node(NodeName),
+    /// A pod.
+    Pod(ObjectName),
+    /// A rollout.
+    Rollout(String),
+    /// A DriverPolicy.
+    DriverPolicy(String),
+}
+
+/// What was sent for an object.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Pending {
+    /// The state that the node is being moved to.
+    pub moving_to: Option<(DriverName, State)>,
+    /// The node that the pod is on.
+    pub on_node: Option<NodeName>,
+}
+
+/// Something went wrong with an object.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Setback {
+    /// The version that the failed write was based on: a newer one makes the setback void if it was a conflict.
+    pub seen: ResourceVersion,
+    /// What kind of setback.
+    pub kind: SetbackKind,
+    /// How often in a row.
+    pub attempts: u32,
+    /// Not to be tried again before.
+    pub retry_at: Timestamp,
+}
+
+/// What went wrong.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SetbackKind {
+    /// The object changed in between, or the answer never came: wait for a newer version, or read it.
+    Stale,
+    /// A budget said no to the eviction.
+    Refused,
+    /// The API said no.
+    Error(String),
+}
+
+/// How long an accepted eviction is trusted before the pod is asked again to leave.
+pub const LEAVING_TRUST: SignedDuration = SignedDuration::from_secs(60);

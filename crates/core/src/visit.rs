@@ -1,0 +1,266 @@
+//! The visit record: what pitcrew keeps on a node while it owns it, in one annotation.
+//!
+//! It is written in the same PATCH as the state label and the cordon, so a crash between two writes loses nothing:
+//! whoever leads next reads it and goes on. During a visit the record is the truth and the label its mirror.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use crate::contract::State;
+use crate::names::{DriverName, RevisionHash, Uid};
+
+/// The format that this program writes. It reads no other: a newer one belongs to a newer pitcrew.
+const FORMAT: u32 = 1;
+
+/// A visit: the time in which pitcrew owns a node, from cordon to release.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Visit {
+    /// The format of the record.
+    v: u32,
+    /// The rollout that it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<String>,
+    /// Since when.
+    pub since: Timestamp,
+    /// What was set on the node and is put back at the end.
+    #[serde(default)]
+    pub holds: Holds,
+    /// The walk of each driver.
+    pub drivers: BTreeMap<DriverName, Walk>,
+}
+
+/// What was set on the node for the visit.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Holds {
+    /// We cordoned it. `false`: somebody else had, and the cordon is theirs to lift.
+    #[serde(default)]
+    pub cordon: bool,
+}
+
+/// One driver's walk within a visit.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Walk {
+    /// Where it stands.
+    pub state: State,
+    /// Since when.
+    pub since: Timestamp,
+    /// How much of that time was paused.
+    #[serde(default, skip_serializing_if = "Pause::is_none")]
+    pub paused: Pause,
+    /// The revision that it walks to.
+    pub target: RevisionHash,
+    /// How often a person or a new version started it again.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub attempts: u32,
+    /// The driver pod of a failed attempt: replaced by the next one even if its revision is right.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replace: Option<Uid>,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
+}
+
+/// Time that does not count against a deadline.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Pause {
+    /// Paused since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Timestamp>,
+    /// Seconds of earlier pauses in this state.
+    #[serde(default, skip_serializing_if = "is_zero_seconds")]
+    pub seconds: i64,
+}
+
+impl Pause {
+    fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Why a walk failed, and with which driver pod.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Failure {
+    /// The cause.
+    #[serde(flatten)]
+    pub cause: Cause,
+    /// The driver pod at that time: a person who replaces it wants another look.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<Uid>,
+}
+
+/// Causes of failure. Each has its sentence, here and nowhere else.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "cause", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Cause {
+    /// Pods that may not be evicted.
+    PodsCannotLeave {
+        /// Which, and why.
+        what: String,
+    },
+    /// Pods did not leave in time.
+    PodsDidNotLeave {
+        /// Which.
+        what: String,
+        /// The limit.
+        seconds: i64,
+    },
+    /// The new driver pod did not become ready in time.
+    DriverNotReady {
+        /// What its containers say.
+        what: String,
+        /// The limit.
+        seconds: i64,
+    },
+    /// Validation did not pass in time.
+    NotValidated {
+        /// What was missing.
+        what: String,
+        /// The limit.
+        seconds: i64,
+    },
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cause::PodsCannotLeave { what } => write!(f, "pods cannot be evicted: {what}"),
+            Cause::PodsDidNotLeave { what, seconds } => write!(f, "pods did not leave within {seconds} s: {what}"),
+            Cause::DriverNotReady { what, seconds } => write!(f, "driver pod not ready after {seconds} s: {what}"),
+            Cause::NotValidated { what, seconds } => write!(f, "not validated after {seconds} s: {what}"),
+        }
+    }
+}
+
+/// A visit annotation that this program cannot read.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Unreadable {
+    /// Somebody edited it, or it was cut.
+    #[error("it is not a visit record: {0}")]
+    Malformed(String),
+    /// Written by a newer pitcrew.
+    #[error("it has format {0}, this pitcrew reads format {FORMAT}")]
+    Format(u32),
+}
+
+impl Visit {
+    /// A visit that begins now with one driver's walk.
+    pub fn begin(rollout: Option<String>, now: Timestamp, holds: Holds, driver: DriverName, walk: Walk) -> Self {
+        Self { v: FORMAT, rollout, since: now, holds, drivers: BTreeMap::from([(driver, walk)]) }
+    }
+
+    /// Reads the annotation.
+    pub fn parse(text: &str) -> Result<Self, Unreadable> {
+        #[derive(Deserialize)]
+        struct Envelope {
+            v: u32,
+        }
+        let malformed = |e: serde_json::Error| Unreadable::Malformed(e.to_string());
+        let Envelope { v } = serde_json::from_str(text).map_err(malformed)?;
+        if v != FORMAT {
+            return Err(Unreadable::Format(v));
+        }
+        serde_json::from_str(text).map_err(malformed)
+    }
+
+    /// The annotation's text.
+    pub fn to_text(&self) -> String {
+        // A map with string keys and plain values: serialising it cannot fail.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+impl Walk {
+    /// A walk that enters `state` now.
+    pub fn begin(state: State, now: Timestamp, target: RevisionHash) -> Self {
+        Self { state, since: now, paused: Pause::default(), target, attempts: 0, replace: None, failure: None }
+    }
+
+    /// The same walk, one state on.
+    #[must_use]
+    pub fn enter(&self, state: State, now: Timestamp) -> Self {
+        Self { state, since: now, paused: Pause::default(), failure: None, ..self.clone() }
+    }
+
+    /// The same walk from its beginning, to `target`, because a person or a new version asks for it.
+    #[must_use]
+    pub fn retry(&self, now: Timestamp, target: RevisionHash) -> Self {
+        let replace = self.failure.as_ref().and_then(|f| f.pod.clone());
+        Self { attempts: self.attempts + 1, replace, ..Self::begin(State::UpgradeRequired, now, target) }
+    }
+
+    /// The same walk, failed.
+    #[must_use]
+    pub fn fail(&self, now: Timestamp, failure: Failure) -> Self {
+        Self { failure: Some(failure), ..self.enter(State::UpgradeFailed, now) }
+    }
+
+    /// When a limit on the present state runs out. Paused time does not count.
+    pub fn deadline(&self, limit: SignedDuration, now: Timestamp) -> Timestamp {
+        let paused_now = self.paused.since.map_or(SignedDuration::ZERO, |since| now.duration_since(since));
+        let paused = paused_now + SignedDuration::from_secs(self.paused.seconds);
+        self.since.saturating_add(limit + paused).unwrap_or(Timestamp::MAX)
+    }
+
+    /// The same walk with the pause beginning or ending now; `None` if it already is so.
+    pub fn with_pause(&self, paused: bool, now: Timestamp) -> Option<Self> {
+        let pause = match (paused, self.paused.since) {
+            (true, None) => Pause { since: Some(now), ..self.paused },
+            (false, Some(since)) => {
+                Pause { since: None, seconds: self.paused.seconds + now.duration_since(since).as_secs() }
+            }
+            _ => return None,
+        };
+        Some(Self { paused: pause, ..self.clone() })
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+fn is_zero_seconds(number: &i64) -> bool {
+    *number == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn the_record_reads_back_and_stays_small() {
+        let now = at("2026-01-01T00:00:00Z");
+        let mut walk = Walk::begin(State::UpgradeFailed, now, "6b7f".into());
+        let cause = Cause::NotValidated { what: "pod gpu-operator/validator-x is not ready".into(), seconds: 600 };
+        walk.failure = Some(Failure { cause, pod: Some("uid-1".into()) });
+        let visit = Visit::begin(Some("gpu-1".into()), now, Holds { cordon: true }, "gpu".into(), walk);
+        let text = visit.to_text();
+        assert_eq!(Visit::parse(&text), Ok(visit));
+        assert!(text.len() < 500, "{text}");
+    }
+
+    #[test]
+    fn foreign_texts_are_refused_not_guessed() {
+        assert!(matches!(Visit::parse("yes"), Err(Unreadable::Malformed(_))));
+        assert!(matches!(Visit::parse("{}"), Err(Unreadable::Malformed(_))));
+        assert_eq!(Visit::parse(r#"{"v":2,"new":"things"}"#), Err(Unreadable::Format(2)));
+    }
+
+    #[test]
+    fn deadlines_do_not_run_while_paused() {
+        let walk = Walk::begin(State::ValidationRequired, at("2026-01-01T00:00:00Z"), "6b7f".into());
+        let limit = SignedDuration::from_mins(10);
+        let paused = walk.with_pause(true, at("2026-01-01T00:04:00Z")).unwrap();
+        assert_eq!(paused.deadline(limit, at("2026-01-01T05:04:00Z")), at("2026-01-01T05:10:00Z"));
+        let resumed = paused.with_pause(false, at("2026-01-01T05:04:00Z")).unwrap();
+        assert_eq!(resumed.deadline(limit, at("2026-01-01T05:05:00Z")), at("2026-01-01T05:10:00Z"));
+        assert_eq!(resumed.with_pause(false, at("2026-01-01T05:05:00Z")), None);
+    }
+}

@@ -1,0 +1,223 @@
+//! How the simulated machines behave: how long things take, which drivers are broken where, what Jobs do.
+//!
+//! A table of rules that tests and demos can change while the cluster runs. Chance comes from the seed and the
+//! name of the node or pod, not from a running generator: what happens on one node does not depend on what
+//! happened elsewhere before.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+/// How long things take. Each start takes up to `jitter` longer than said.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timing {
+    /// From the driver pod's creation until it is Ready; its container starts after a fifth of it.
+    pub driver_start: Duration,
+    /// From the driver pod's deletion until it is gone.
+    pub driver_stop: Duration,
+    /// From the driver being Ready until the node's validator is.
+    pub validator_start: Duration,
+    /// From binding until Ready, for everything else.
+    pub workload_start: Duration,
+    /// From deletion until gone, for everything else; never longer than the grace period.
+    pub workload_stop: Duration,
+    /// How long a Job's pod runs if no rule says otherwise.
+    pub job_run: Duration,
+    /// How long a crashing driver container lives.
+    pub crash_after: Duration,
+    /// The largest part by which a start takes longer, 0.0 for clockwork.
+    pub jitter: f64,
+}
+
+impl Default for Timing {
+    /// Quick, for tests on a real control plane too.
+    fn default() -> Self {
+        Self {
+            driver_start: Duration::from_millis(500),
+            driver_stop: Duration::from_millis(200),
+            validator_start: Duration::from_millis(200),
+            workload_start: Duration::from_millis(200),
+            workload_stop: Duration::from_millis(200),
+            job_run: Duration::from_secs(1),
+            crash_after: Duration::from_secs(1),
+            jitter: 0.3,
+        }
+    }
+}
+
+impl Timing {
+    /// As on real machines: for virtual time.
+    pub fn real() -> Self {
+        Self {
+            driver_start: Duration::from_secs(100),
+            driver_stop: Duration::from_secs(12),
+            validator_start: Duration::from_secs(25),
+            workload_start: Duration::from_secs(20),
+            workload_stop: Duration::from_secs(8),
+            job_run: Duration::from_secs(60),
+            crash_after: Duration::from_secs(10),
+            jitter: 0.4,
+        }
+    }
+}
+
+/// What can be wrong with a driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The container starts and exits, again and again.
+    CrashLoop,
+    /// The image cannot be pulled.
+    ImageMissing,
+    /// The container runs and never becomes Ready.
+    Hang,
+}
+
+/// Which nodes a rule is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Nodes {
+    /// All of them.
+    All,
+    /// This one.
+    Named(String),
+    /// Every n-th on average, chosen by the seed.
+    OneIn(u32),
+}
+
+/// A broken driver: which version, where, how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverFault {
+    /// Where.
+    pub nodes: Nodes,
+    /// The version as in the image tag; `None` is any.
+    pub version: Option<String>,
+    /// How.
+    pub fault: Fault,
+}
+
+/// What pods of certain Jobs do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobRule {
+    /// The beginning of the Job's name.
+    pub prefix: String,
+    /// Where.
+    pub nodes: Nodes,
+    /// How long the pod runs.
+    pub run: Duration,
+    /// 0 is success.
+    pub exit_code: i32,
+    /// The container's termination message.
+    pub message: String,
+}
+
+/// Everything the simulated kubelets are told. The first rule that fits wins.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Behaviour {
+    /// How long things take.
+    pub timing: Timing,
+    /// Broken drivers.
+    pub drivers: Vec<DriverFault>,
+    /// Jobs that do not simply succeed.
+    pub jobs: Vec<JobRule>,
+    /// Nodes whose kubelet is dead: NotReady, and nothing happens on them.
+    pub down: BTreeSet<String>,
+}
+
+impl Behaviour {
+    /// Adds a fault of one driver version, on one node or on all.
+    #[must_use]
+    pub fn with_fault(mut self, nodes: Nodes, version: &str, fault: Fault) -> Self {
+        self.drivers.push(DriverFault { nodes, version: Some(version.to_owned()), fault });
+        self
+    }
+
+    /// Other timings.
+    #[must_use]
+    pub fn with_timing(mut self, timing: Timing) -> Self {
+        self.timing = timing;
+        self
+    }
+
+    pub(super) fn fault(&self, seed: u64, node: &str, version: &str) -> Option<Fault> {
+        let fits = |rule: &&DriverFault| {
+            rule.version.as_deref().is_none_or(|wanted| wanted == version) && rule.nodes.include(seed, node)
+        };
+        self.drivers.iter().find(fits).map(|rule| rule.fault)
+    }
+
+    pub(super) fn job(&self, seed: u64, node: &str, name: &str) -> Option<&JobRule> {
+        self.jobs.iter().find(|rule| name.starts_with(&rule.prefix) && rule.nodes.include(seed, node))
+    }
+
+    /// `base`, longer by a chance that belongs to `name`.
+    pub(super) fn jittered(&self, base: Duration, seed: u64, name: &str) -> Duration {
+        let chance = fastrand::Rng::with_seed(mixed(seed, name)).f64();
+        base.mul_f64(1.0 + self.timing.jitter.max(0.0) * chance)
+    }
+}
+
+impl Nodes {
+    fn include(&self, seed: u64, node: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Named(name) => name == node,
+            Self::OneIn(n) => fastrand::Rng::with_seed(mixed(seed, node)).u32(0..(*n).max(1)) == 0,
+        }
+    }
+}
+
+/// A seed for one name.
+fn mixed(seed: u64, name: &str) -> u64 {
+    name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// Changes the behaviour of a running cluster.
+#[derive(Clone, Debug)]
+pub struct BehaviourHandle {
+    current: Arc<watch::Sender<Behaviour>>,
+}
+
+impl BehaviourHandle {
+    pub(super) fn new(behaviour: Behaviour) -> Self {
+        Self { current: Arc::new(watch::Sender::new(behaviour)) }
+    }
+
+    /// Changes it; the kubelets look at all their pods again.
+    pub fn change(&self, change: impl FnOnce(&mut Behaviour)) {
+        self.current.send_modify(change);
+    }
+
+    /// As it is now.
+    pub fn get(&self) -> Behaviour {
+        self.current.borrow().clone()
+    }
+
+    pub(super) fn subscribe(&self) -> watch::Receiver<Behaviour> {
+        self.current.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_in_six_is_about_one_in_six_and_always_the_same_ones() {
+        let rule = Nodes::OneIn(6);
+        let hit = |seed| (0..600).filter(|n| rule.include(seed, &format!("gpu-{n:03}"))).collect::<Vec<_>>();
+        assert_eq!(hit(7), hit(7));
+        assert_ne!(hit(7), hit(8));
+        assert!((70..130).contains(&hit(7).len()), "{}", hit(7).len());
+    }
+
+    #[test]
+    fn a_fault_is_of_a_version_and_a_node() {
+        let behaviour = Behaviour::default().with_fault(Nodes::Named("gpu-02".into()), "550.1", Fault::Hang);
+        assert_eq!(behaviour.fault(1, "gpu-02", "550.1"), Some(Fault::Hang));
+        assert_eq!(behaviour.fault(1, "gpu-02", "535.1"), None);
+        assert_eq!(behaviour.fault(1, "gpu-01", "550.1"), None);
+    }
+}

@@ -1,0 +1,323 @@
+//! The kubelets of all simulated nodes, as one actor: one watch of nodes, one of pods.
+//!
+//! Each look at a pod asks where it is in its life (`pod_life`), given what the behaviour table says, and writes the
+//! status if it differs from the API's: so a lost write is written again, and a restarted actor goes on where it was.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, NodeCondition, Pod};
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::behaviour::{Behaviour, Fault};
+use super::cache::{Cache, Change, Index, Informer, Key, Source};
+use super::clock::Clock;
+use super::drive::Actor;
+use super::object::{controller_of, is_finished, is_ready, is_terminating, node_of, value};
+use super::operator::{DEPLOY_DRIVER, DRIVER_APP, DRIVER_COMPONENT, VALIDATOR_APP};
+use super::pod_life::{Course, Life};
+use super::pod_status::status_of;
+use super::queue::Queue;
+use super::write::{Holds, Write};
+
+/// On a pod: it ends by itself after so many seconds.
+pub const RUN_SECONDS: &str = "sim.pitcrew.dev/run-seconds";
+/// On a pod: it takes so many seconds to stop, up to its grace period.
+pub const STOP_SECONDS: &str = "sim.pitcrew.dev/stop-seconds";
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Task {
+    /// The behaviour has changed.
+    Everything,
+    Node(String),
+    Pod(Key),
+}
+
+pub(super) struct Kubelets {
+    client: Client,
+    clock: Clock,
+    seed: u64,
+    behaviour: watch::Receiver<Behaviour>,
+    nodes: Informer<Node>,
+    pods: Informer<Pod>,
+    pods_on: Index,
+    lives: BTreeMap<Key, Life>,
+    /// When each terminating pod began to stop.
+    stopping: BTreeMap<Key, Instant>,
+}
+
+/// What a pod is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Driver,
+    Validator,
+    Job,
+    Workload,
+}
+
+impl Kubelets {
+    pub(super) fn new(
+        client: Client,
+        clock: Clock,
+        seed: u64,
+        behaviour: watch::Receiver<Behaviour>,
+    ) -> Self {
+        Self {
+            clock,
+            seed,
+            behaviour,
+            nodes: Informer::new(Api::all(client.clone())),
+            pods: Informer::new(Api::all(client.clone())),
+            pods_on: Index::default(),
+            lives: BTreeMap::new(),
+            stopping: BTreeMap::new(),
+            client,
+        }
+    }
+
+    fn route_pod(&mut self, change: &Change<Pod>, queue: &mut Queue<Task>) {
+        let (old, new) = (change.old.as_deref(), change.new.as_deref());
+        self.pods_on.shift(&change.key, old.and_then(node_of), new.and_then(node_of));
+        let uid = new.and_then(|pod| pod.metadata.uid.as_deref());
+        if self.lives.get(&change.key).is_some_and(|life| Some(life.uid.as_str()) != uid) {
+            self.lives.remove(&change.key);
+            self.stopping.remove(&change.key);
+        }
+        if new.is_some_and(|pod| node_of(pod).is_some()) {
+            queue.add(Task::Pod(change.key.clone()));
+        }
+        // The node's validator depends on its driver.
+        let Some(driver) = new.or(old).filter(|pod| role(pod) == Role::Driver) else { return };
+        for key in self.pods_on.get(node_of(driver).unwrap_or_default()) {
+            if self.pods.cache.get(key).is_some_and(|pod| role(pod) == Role::Validator) {
+                queue.add(Task::Pod(key.clone()));
+            }
+        }
+    }
+
+    fn look_everywhere(&self, queue: &mut Queue<Task>) {
+        self.nodes.cache.iter().for_each(|(key, _)| queue.add(Task::Node(key.name.clone())));
+        self.pods.cache.iter().for_each(|(key, _)| queue.add(Task::Pod(key.clone())));
+    }
+
+    /// Keeps the Ready condition true, or unknown on a node whose kubelet is dead.
+    fn look_node(&self, name: &str) -> Option<Write<Self>> {
+        let node = self.nodes.cache.get(&Key::new("", name))?;
+        let (wanted, reason) = match self.is_down(name) {
+            true => ("Unknown", "NodeStatusUnknown"),
+            false => ("True", "KubeletReady"),
+        };
+        let mut conditions =
+            node.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+        let known = conditions.iter().position(|condition| condition.type_ == "Ready");
+        if known.is_some_and(|at| conditions[at].status == wanted) {
+            return None;
+        }
+        let now = Some(self.clock.now());
+        let ready = NodeCondition {
+            type_: "Ready".into(),
+            status: wanted.into(),
+            reason: Some(reason.into()),
+            last_heartbeat_time: now.clone(),
+            last_transition_time: now,
+            ..NodeCondition::default()
+        };
+        match known {
+            Some(at) => conditions[at] = ready,
+            None => conditions.push(ready),
+        }
+        Some(Write::status(&self.client, node.as_ref(), &json!({"conditions": conditions})))
+    }
+
+    fn look_pod(&mut self, key: &Key, queue: &mut Queue<Task>) -> Option<Write<Self>> {
+        let pod = self.pods.cache.get(key)?.clone();
+        let node_name = node_of(&pod)?;
+        let node = self.nodes.cache.get(&Key::new("", node_name))?.clone();
+        if self.is_down(node_name) {
+            return None;
+        }
+        let now = Instant::now();
+        if is_terminating(pod.as_ref()) {
+            return self.stop(key, &pod, now, queue);
+        }
+        let time = self.clock.now();
+        let driver = self.driver_on(&node);
+        let course = self.course(&pod, node_name, driver.as_deref());
+        let life =
+            self.lives.entry(key.clone()).or_insert_with(|| Life::of(&pod, time.clone(), driver.as_deref()));
+        if let Some(at) = life.advance(&course, now, &time) {
+            queue.add_at(Task::Pod(key.clone()), at);
+        }
+        if !life.has_begun() {
+            return None;
+        }
+        let status = status_of(&pod, life, &time);
+        if pod.status.as_ref() == Some(&status) {
+            return None;
+        }
+        Some(Write::status(&self.client, pod.as_ref(), &status))
+    }
+
+    /// Lets the pod end in its own time, but not beyond its grace period, then removes it.
+    fn stop(
+        &mut self,
+        key: &Key,
+        pod: &Arc<Pod>,
+        now: Instant,
+        queue: &mut Queue<Task>,
+    ) -> Option<Write<Self>> {
+        let since = *self.stopping.entry(key.clone()).or_insert(now);
+        let grace =
+            pod.metadata.deletion_grace_period_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        let wait = self.stop_time(pod).min(Duration::from_secs(grace.unwrap_or(30)));
+        if now < since + wait {
+            queue.add_at(Task::Pod(key.clone()), since + wait);
+            return None;
+        }
+        // Somebody else's finalizer holds what is left of it.
+        if grace == Some(0) && pod.finalizers().iter().any(|finalizer| !finalizer.is_empty()) {
+            return None;
+        }
+        Some(Write::delete(&self.client, pod.as_ref(), Some(0)))
+    }
+
+    fn stop_time(&self, pod: &Pod) -> Duration {
+        let timing = &self.behaviour.borrow().timing;
+        let by_role = match role(pod) {
+            Role::Driver => timing.driver_stop,
+            _ if is_finished(pod) => Duration::ZERO,
+            _ => timing.workload_stop,
+        };
+        annotated(pod, STOP_SECONDS).unwrap_or(by_role)
+    }
+
+    /// What the pod is going to do, as things stand.
+    fn course(&self, pod: &Pod, node: &str, driver: Option<&str>) -> Course {
+        let behaviour = self.behaviour.borrow();
+        let timing = &behaviour.timing;
+        match role(pod) {
+            Role::Driver => self.driver_course(&behaviour, pod, node),
+            Role::Validator => {
+                let start =
+                    behaviour.jittered(timing.validator_start, self.seed, &format!("{node}/validator"));
+                Course::Follow { start, driver: driver.map(str::to_owned) }
+            }
+            Role::Job => {
+                let start = behaviour.jittered(timing.workload_start, self.seed, &pod.name_any());
+                let name = controller_of(pod).map_or_else(|| pod.name_any(), |owner| owner.name.clone());
+                let rule = behaviour.job(self.seed, node, &name);
+                let run = annotated(pod, RUN_SECONDS).or(rule.map(|rule| rule.run)).unwrap_or(timing.job_run);
+                let message = rule.map(|rule| rule.message.clone()).unwrap_or_default();
+                Course::Finish { start, run, exit_code: rule.map_or(0, |rule| rule.exit_code), message }
+            }
+            Role::Workload => {
+                let start = behaviour.jittered(timing.workload_start, self.seed, &pod.name_any());
+                Course::Run { start, warm_up: Duration::ZERO }
+            }
+        }
+    }
+
+    fn driver_course(&self, behaviour: &Behaviour, pod: &Pod, node: &str) -> Course {
+        let version = driver_version(pod).unwrap_or_default();
+        let whole =
+            behaviour.jittered(behaviour.timing.driver_start, self.seed, &format!("{node}/{version}"));
+        let start = whole / 5;
+        match behaviour.fault(self.seed, node, &version) {
+            None => Course::Run { start, warm_up: whole.saturating_sub(start) },
+            Some(Fault::CrashLoop) => Course::Crash { start, after: behaviour.timing.crash_after },
+            Some(Fault::ImageMissing) => Course::NoImage { start },
+            Some(Fault::Hang) => Course::Hang { start },
+        }
+    }
+
+    /// Who provides the driver on a node: the UID of its driver pod while that is Ready, or the machine itself.
+    fn driver_on(&self, node: &Node) -> Option<String> {
+        if value(node.metadata.labels.as_ref(), DEPLOY_DRIVER) != Some("true") {
+            return Some("host".into());
+        }
+        let pods =
+            self.pods_on.get(node.metadata.name.as_deref()?).filter_map(|key| self.pods.cache.get(key));
+        let mut ready =
+            pods.filter(|pod| role(pod) == Role::Driver && is_ready(pod) && !is_terminating(pod.as_ref()));
+        ready.next()?.metadata.uid.clone()
+    }
+
+    fn is_down(&self, node: &str) -> bool {
+        self.behaviour.borrow().down.contains(node)
+    }
+}
+
+fn role(pod: &Pod) -> Role {
+    let label = |key| value(pod.metadata.labels.as_ref(), key);
+    if label("app") == Some(DRIVER_APP) || label("app.kubernetes.io/component") == Some(DRIVER_COMPONENT) {
+        Role::Driver
+    } else if label("app") == Some(VALIDATOR_APP) {
+        Role::Validator
+    } else if controller_of(pod).is_some_and(|owner| owner.kind == "Job")
+        || annotated(pod, RUN_SECONDS).is_some()
+    {
+        Role::Job
+    } else {
+        Role::Workload
+    }
+}
+
+/// `nvcr.io/nvidia/driver:535.104.05-ubuntu22.04` is 535.104.05.
+fn driver_version(pod: &Pod) -> Option<String> {
+    let image = pod.spec.as_ref()?.containers.first()?.image.as_deref()?;
+    let (_, tag) = image.rsplit_once(':')?;
+    Some(tag.rsplit_once('-').map_or(tag, |(version, _)| version).to_owned())
+}
+
+fn annotated(pod: &Pod, key: &str) -> Option<Duration> {
+    let seconds: f64 = value(pod.metadata.annotations.as_ref(), key)?.parse().ok()?;
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+impl Actor for Kubelets {
+    type Task = Task;
+
+    fn sources(&mut self) -> Vec<&mut dyn Source> {
+        vec![&mut self.nodes, &mut self.pods]
+    }
+
+    fn route(&mut self, queue: &mut Queue<Task>) {
+        for change in self.nodes.cache.take_changes() {
+            queue.add(Task::Node(change.key.name.clone()));
+            // A node that comes up finds its pods waiting.
+            if change.old.is_none() {
+                self.pods_on.get(&change.key.name).for_each(|key| queue.add(Task::Pod(key.clone())));
+            }
+        }
+        for change in self.pods.cache.take_changes() {
+            self.route_pod(&change, queue);
+        }
+    }
+
+    fn look(&mut self, task: &Task, queue: &mut Queue<Task>) -> Vec<Write<Self>> {
+        match task {
+            Task::Everything => {
+                self.look_everywhere(queue);
+                Vec::new()
+            }
+            Task::Node(name) => self.look_node(name).into_iter().collect(),
+            Task::Pod(key) => self.look_pod(key, queue).into_iter().collect(),
+        }
+    }
+}
+
+impl Holds<Node> for Kubelets {
+    fn cache(&mut self) -> &mut Cache<Node> {
+        &mut self.nodes.cache
+    }
+}
+
+impl Holds<Pod> for Kubelets {
+    fn cache(&mut self) -> &mut Cache<Pod> {
+        &mut self.pods.cache
+    }
+}

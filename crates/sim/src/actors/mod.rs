@@ -1,0 +1,120 @@
+//! Who works in a cluster: ordinary API clients over a `kube::Client`.
+//!
+//! ```text
+//!  drive.rs     the loop all of them run          cache.rs   what they know, from watches and their own writes
+//!  queue.rs     what to look at, now or later     write.rs   what they want written
+//!
+//!  manager.rs   built-in controllers over one set of watches (world.rs), embedded cluster only:
+//!               daemon_set.rs (revision.rs)  deployment.rs  replica_set.rs  stateful_set.rs  job.rs
+//!               scheduler.rs  budget.rs  gc.rs           who may be where: placement.rs, quantity.rs
+//!  operator.rs  ClusterPolicy and NVIDIADriver into DaemonSets (render.rs, crds.rs)          anywhere
+//!  kubelet.rs   all simulated nodes (pod_life.rs, pod_status.rs), as behaviour.rs says        anywhere
+//! ```
+//!
+//! Everything is ordered and seeded: on a paused current-thread runtime two runs make the same requests.
+
+mod behaviour;
+mod budget;
+mod cache;
+mod clock;
+pub(crate) mod crds;
+mod daemon_set;
+mod deployment;
+mod drive;
+mod gc;
+mod job;
+mod kubelet;
+mod manager;
+mod object;
+mod operator;
+mod placement;
+mod pod_life;
+mod pod_status;
+mod quantity;
+mod queue;
+mod render;
+mod replica_set;
+mod revision;
+mod scheduler;
+mod stateful_set;
+mod world;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+use futures::{StreamExt, stream};
+use jiff::Timestamp;
+use kube::Client;
+use tokio::task::JoinSet;
+
+pub use behaviour::{Behaviour, BehaviourHandle, DriverFault, Fault, JobRule, Nodes, Timing};
+pub(crate) use cache::{Informer, changed};
+pub use kubelet::{RUN_SECONDS, STOP_SECONDS};
+pub(crate) use object::is_ready;
+pub use operator::{
+    DEPLOY_DRIVER, DEPLOY_VALIDATOR, DRIVER_APP, DRIVER_COMPONENT, GPU_PRESENT, NAMESPACE, VALIDATOR_APP,
+};
+pub(crate) use operator::{cluster_policy_kind, nvidia_driver_kind};
+
+use clock::Clock;
+use drive::drive;
+use kubelet::Kubelets;
+use manager::Manager;
+use operator::Operator;
+
+/// Running actors. Dropping it stops them all.
+#[derive(Debug)]
+pub struct Actors {
+    behaviour: BehaviourHandle,
+    _tasks: JoinSet<()>,
+}
+
+impl Actors {
+    /// Everybody: what a control plane has anyway, the operator and the kubelets. `client_for` makes a client for a
+    /// user name; `epoch` is the time now.
+    pub fn embedded(
+        client_for: impl Fn(&str) -> Client,
+        epoch: Timestamp,
+        seed: u64,
+        behaviour: Behaviour,
+    ) -> Self {
+        let clock = Clock::starting_at(epoch);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(drive(Manager::new(&client_for, clock), seed, stream::pending().boxed()));
+        let behaviour =
+            fleet(&mut tasks, [client_for("operator"), client_for("kubelet")], clock, seed, behaviour);
+        Self { behaviour, _tasks: tasks }
+    }
+
+    /// Operator and kubelets only, for a cluster that has a control plane of its own.
+    pub fn fleet_only(client: Client, epoch: Timestamp, seed: u64, behaviour: Behaviour) -> Self {
+        let mut tasks = JoinSet::new();
+        let clients = [client.clone(), client];
+        let behaviour = fleet(&mut tasks, clients, Clock::starting_at(epoch), seed, behaviour);
+        Self { behaviour, _tasks: tasks }
+    }
+
+    /// Changes how the simulated machines behave, while they run.
+    pub fn behaviour(&self) -> BehaviourHandle {
+        self.behaviour.clone()
+    }
+}
+
+fn fleet(
+    tasks: &mut JoinSet<()>,
+    [operator, kubelet]: [Client; 2],
+    clock: Clock,
+    seed: u64,
+    behaviour: Behaviour,
+) -> BehaviourHandle {
+    let behaviour = BehaviourHandle::new(behaviour);
+    tasks.spawn(drive(Operator::new(operator), seed, stream::pending().boxed()));
+    let kubelets = Kubelets::new(kubelet, clock, seed, behaviour.subscribe());
+    let told = stream::unfold(behaviour.subscribe(), async |mut told| {
+        told.changed().await.ok()?;
+        Some((kubelet::Task::Everything, told))
+    });
+    tasks.spawn(drive(kubelets, seed, told.boxed()));
+    behaviour
+}

@@ -1,0 +1,251 @@
+//! One pod's life on a node, as a state machine over time: starting, warming up, ready, crashing, stopping.
+//!
+//! Pure: what to do comes in as a `Course`, time as an argument. The kubelet asks `advance` where the pod is now and
+//! when it will change by itself, and writes the status that `pod_status` makes of it.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use tokio::time::Instant;
+
+use super::object::{is_finished, is_ready};
+
+/// The kubelet's waits between restarts and between image pulls.
+const BACKOFF_FIRST: Duration = Duration::from_secs(10);
+const BACKOFF_MAX: Duration = Duration::from_secs(300);
+
+/// What a pod does if nothing comes in between.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Course {
+    /// Containers start after `start`, are Ready after `warm_up` more, and run until deleted.
+    Run { start: Duration, warm_up: Duration },
+    /// Runs for a time and ends.
+    Finish { start: Duration, run: Duration, exit_code: i32, message: String },
+    /// Starts and exits.
+    Crash { start: Duration, after: Duration },
+    /// Never gets its image.
+    NoImage { start: Duration },
+    /// Runs and never becomes Ready.
+    Hang { start: Duration },
+    /// Starts anew whenever the driver does; `driver` is who provides it now.
+    Follow { start: Duration, driver: Option<String> },
+}
+
+/// What the main container is doing.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Container {
+    Creating,
+    Running { since: Time },
+    BackingOff,
+    NoImage,
+    Exited(Exit),
+}
+
+/// How a container ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Exit {
+    pub(super) started: Time,
+    pub(super) at: Time,
+    pub(super) code: i32,
+    pub(super) message: String,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Stage {
+    /// Not told yet what to do.
+    New,
+    Starting {
+        at: Instant,
+    },
+    Warming {
+        at: Instant,
+    },
+    Ready {
+        until: Option<Instant>,
+    },
+    BackingOff {
+        until: Instant,
+    },
+    /// A follower without a driver.
+    Waiting,
+    Over,
+}
+
+/// Where a pod is in its life.
+#[derive(Clone, Debug)]
+pub(super) struct Life {
+    pub(super) uid: String,
+    pub(super) container: Container,
+    pub(super) ready: bool,
+    pub(super) restarts: i32,
+    pub(super) last_exit: Option<Exit>,
+    /// When the kubelet took the pod up.
+    pub(super) since: Time,
+    stage: Stage,
+    follows: Option<String>,
+    failures: u32,
+}
+
+impl Life {
+    /// Takes up a pod where its status says it is: pods outlive the actor that plays their kubelet.
+    pub(super) fn of(pod: &Pod, now: Time, driver: Option<&str>) -> Self {
+        let status = pod.status.as_ref();
+        let first = status.and_then(|status| status.container_statuses.as_ref()?.first());
+        let running = first.and_then(|first| first.state.as_ref()?.running.as_ref()?.started_at.clone());
+        let ready = is_ready(pod) && running.is_some();
+        let stage = match () {
+            () if is_finished(pod) => Stage::Over,
+            () if ready => Stage::Ready { until: None },
+            () => Stage::New,
+        };
+        Self {
+            uid: pod.metadata.uid.clone().unwrap_or_default(),
+            container: running.map_or(Container::Creating, |since| Container::Running { since }),
+            ready,
+            restarts: first.map_or(0, |first| first.restart_count),
+            last_exit: None,
+            since: status.and_then(|status| status.start_time.clone()).unwrap_or(now),
+            stage,
+            follows: driver.filter(|_| ready).map(str::to_owned),
+            failures: 0,
+        }
+    }
+
+    /// Whether the kubelet has something to report: nothing is written before containers start.
+    pub(super) fn has_begun(&self) -> bool {
+        self.container != Container::Creating
+    }
+
+    /// Moves on to where the pod is at `now`; returns when to look again.
+    pub(super) fn advance(&mut self, course: &Course, now: Instant, time: &Time) -> Option<Instant> {
+        if let Course::Follow { start, driver } = course {
+            self.follow(*start, driver.as_deref(), now);
+        }
+        // A step may be due at once, and another after it; five is the longest chain there is.
+        for _ in 0..5 {
+            let before = self.stage.clone();
+            self.step(course, now, time);
+            if self.stage == before {
+                break;
+            }
+        }
+        match self.stage {
+            Stage::Starting { at } | Stage::Warming { at } | Stage::BackingOff { until: at } if at > now => {
+                Some(at)
+            }
+            Stage::Ready { until } => until,
+            _ => None,
+        }
+    }
+
+    fn step(&mut self, course: &Course, now: Instant, time: &Time) {
+        match self.stage {
+            Stage::New => self.stage = Stage::Starting { at: now + course.start() },
+            Stage::Starting { at } if now >= at => self.start(course, now, time),
+            Stage::Warming { at } if now >= at => self.warmed_up(course, now, time),
+            Stage::BackingOff { until } if now >= until => self.start(course, now, time),
+            Stage::Ready { until } => self.while_ready(course, until, now, time),
+            _ => {}
+        }
+    }
+
+    fn start(&mut self, course: &Course, now: Instant, time: &Time) {
+        if let Course::NoImage { .. } = course {
+            self.container = Container::NoImage;
+            self.back_off(now);
+            return;
+        }
+        if matches!(self.container, Container::Running { .. } | Container::BackingOff) {
+            self.restarts += 1;
+        }
+        self.container = Container::Running { since: time.clone() };
+        self.stage = match course {
+            Course::Run { warm_up, .. } => Stage::Warming { at: now + *warm_up },
+            Course::Crash { after, .. } => Stage::Warming { at: now + *after },
+            _ => Stage::Warming { at: now },
+        };
+    }
+
+    fn warmed_up(&mut self, course: &Course, now: Instant, time: &Time) {
+        match course {
+            Course::Crash { .. } => self.crash(now, time),
+            Course::Hang { .. } => {}
+            Course::Finish { run, .. } => {
+                self.ready = true;
+                self.stage = Stage::Ready { until: Some(now + *run) };
+            }
+            _ => {
+                self.ready = true;
+                self.failures = 0;
+                self.stage = Stage::Ready { until: None };
+            }
+        }
+    }
+
+    fn while_ready(&mut self, course: &Course, until: Option<Instant>, now: Instant, time: &Time) {
+        match course {
+            Course::Crash { .. } => self.crash(now, time),
+            Course::Hang { .. } => {
+                self.ready = false;
+                self.stage = Stage::Warming { at: now };
+            }
+            Course::Finish { run, .. } if until.is_none() => {
+                self.stage = Stage::Ready { until: Some(now + *run) }
+            }
+            Course::Finish { exit_code, message, .. } if until.is_some_and(|until| now >= until) => {
+                self.ready = false;
+                self.container = Container::Exited(self.exit(*exit_code, message, time));
+                self.stage = Stage::Over;
+            }
+            _ => {}
+        }
+    }
+
+    fn crash(&mut self, now: Instant, time: &Time) {
+        self.ready = false;
+        self.last_exit = Some(self.exit(1, "NVRM: probe failed", time));
+        self.container = Container::BackingOff;
+        self.back_off(now);
+    }
+
+    fn back_off(&mut self, now: Instant) {
+        let wait = BACKOFF_FIRST.saturating_mul(1 << self.failures.min(5)).min(BACKOFF_MAX);
+        self.failures += 1;
+        self.stage = Stage::BackingOff { until: now + wait };
+    }
+
+    fn exit(&self, code: i32, message: &str, at: &Time) -> Exit {
+        let started = match &self.container {
+            Container::Running { since } => since.clone(),
+            _ => at.clone(),
+        };
+        Exit { started, at: at.clone(), code, message: message.to_owned() }
+    }
+
+    /// A validator is worth something only for the driver it has seen.
+    fn follow(&mut self, start: Duration, driver: Option<&str>, now: Instant) {
+        if self.stage == Stage::Over || driver.is_some() && self.follows.as_deref() == driver {
+            return;
+        }
+        self.ready = false;
+        self.follows = driver.map(str::to_owned);
+        self.stage = match driver {
+            None => Stage::Waiting,
+            Some(_) => Stage::Starting { at: now + start },
+        };
+    }
+}
+
+impl Course {
+    fn start(&self) -> Duration {
+        match self {
+            Self::Run { start, .. }
+            | Self::Finish { start, .. }
+            | Self::Crash { start, .. }
+            | Self::NoImage { start }
+            | Self::Hang { start }
+            | Self::Follow { start, .. } => *start,
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! A pod's status, as a kubelet writes it, from where the pod is in its life.
+
+use k8s_openapi::api::core::v1::{
+    Container as ContainerSpec, ContainerState, ContainerStateRunning, ContainerStateTerminated,
+    ContainerStateWaiting, ContainerStatus, Pod, PodCondition, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::pod_life::{Container, Exit, Life};
+
+/// The pod's status with the kubelet's part brought up to date; what others wrote stays.
+pub(super) fn status_of(pod: &Pod, life: &Life, now: &Time) -> PodStatus {
+    let mut status = pod.status.clone().unwrap_or_default();
+    let spec = pod.spec.as_ref();
+    status.phase = Some(phase(life).into());
+    status.start_time = Some(life.since.clone());
+    status.container_statuses =
+        spec.map(|spec| spec.containers.iter().map(|container| main_status(container, life)).collect());
+    status.init_container_statuses = spec
+        .and_then(|spec| spec.init_containers.as_ref())
+        .map(|containers| containers.iter().map(|container| init_status(container, life)).collect());
+    let finished = matches!(life.container, Container::Exited(_));
+    let reason = (!life.ready).then_some(if finished { "PodCompleted" } else { "ContainersNotReady" });
+    let conditions = status.conditions.get_or_insert_default();
+    set(conditions, "PodScheduled", true, None, now);
+    set(conditions, "PodReadyToStartContainers", true, None, now);
+    set(conditions, "Initialized", true, None, now);
+    set(conditions, "ContainersReady", life.ready, reason, now);
+    set(conditions, "Ready", life.ready, reason, now);
+    status
+}
+
+fn phase(life: &Life) -> &'static str {
+    match &life.container {
+        Container::Creating | Container::NoImage => "Pending",
+        Container::Running { .. } | Container::BackingOff => "Running",
+        Container::Exited(exit) if exit.code == 0 => "Succeeded",
+        Container::Exited(_) => "Failed",
+    }
+}
+
+fn set(conditions: &mut Vec<PodCondition>, kind: &str, holds: bool, reason: Option<&str>, now: &Time) {
+    let status = if holds { "True" } else { "False" };
+    let known = conditions.iter_mut().find(|condition| condition.type_ == kind);
+    if known.as_ref().is_some_and(|known| known.status == status && known.reason.as_deref() == reason) {
+        return;
+    }
+    let same = known.as_ref().is_some_and(|known| known.status == status);
+    let since = known.as_ref().filter(|_| same).and_then(|known| known.last_transition_time.clone());
+    let condition = PodCondition {
+        type_: kind.into(),
+        status: status.into(),
+        reason: reason.map(str::to_owned),
+        last_transition_time: Some(since.unwrap_or_else(|| now.clone())),
+        ..PodCondition::default()
+    };
+    match known {
+        Some(known) => *known = condition,
+        None => conditions.push(condition),
+    }
+}
+
+fn main_status(container: &ContainerSpec, life: &Life) -> ContainerStatus {
+    let image = container.image.clone().unwrap_or_default();
+    let state = match &life.container {
+        Container::Creating => waiting("ContainerCreating", None),
+        Container::NoImage => {
+            waiting("ImagePullBackOff", Some(format!("Back-off pulling image \"{image}\"")))
+        }
+        Container::Running { since } => running(since),
+        Container::BackingOff => {
+            let message = format!("back-off restarting failed container={}", container.name);
+            waiting("CrashLoopBackOff", Some(message))
+        }
+        Container::Exited(exit) => terminated(exit),
+    };
+    let runs = matches!(life.container, Container::Running { .. });
+    ContainerStatus {
+        name: container.name.clone(),
+        image_id: if runs { image.clone() } else { String::new() },
+        image,
+        container_id: runs.then(|| format!("sim://{}/{}/{}", life.uid, container.name, life.restarts)),
+        ready: life.ready,
+        started: Some(runs),
+        restart_count: life.restarts,
+        state: Some(state),
+        last_state: life.last_exit.as_ref().map(terminated),
+        ..ContainerStatus::default()
+    }
+}
+
+/// Init containers have done their work by the time anything is reported.
+fn init_status(container: &ContainerSpec, life: &Life) -> ContainerStatus {
+    let done = Exit { started: life.since.clone(), at: life.since.clone(), code: 0, message: String::new() };
+    ContainerStatus {
+        name: container.name.clone(),
+        image: container.image.clone().unwrap_or_default(),
+        ready: true,
+        started: Some(false),
+        state: Some(terminated(&done)),
+        ..ContainerStatus::default()
+    }
+}
+
+fn running(since: &Time) -> ContainerState {
+    let running = ContainerStateRunning { started_at: Some(since.clone()) };
+    ContainerState { running: Some(running), ..ContainerState::default() }
+}
+
+fn waiting(reason: &str, message: Option<String>) -> ContainerState {
+    let waiting = ContainerStateWaiting { reason: Some(reason.into()), message };
+    ContainerState { waiting: Some(waiting), ..ContainerState::default() }
+}
+
+fn terminated(exit: &Exit) -> ContainerState {
+    let terminated = ContainerStateTerminated {
+        exit_code: exit.code,
+        reason: Some(if exit.code == 0 { "Completed" } else { "Error" }.into()),
+        message: Some(exit.message.clone()).filter(|message| !message.is_empty()),
+        started_at: Some(exit.started.clone()),
+        finished_at: Some(exit.at.clone()),
+        ..ContainerStateTerminated::default()
+    };
+    ContainerState { terminated: Some(terminated), ..ContainerState::default() }
+}

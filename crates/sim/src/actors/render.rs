@@ -1,0 +1,157 @@
+//! The operator's DaemonSets, from a ClusterPolicy or an NVIDIADriver. Values in, objects out.
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::core::DynamicObject;
+use serde_json::{Value, json};
+
+use super::object::{fnv, hash_name};
+use super::operator::{
+    DEPLOY_DRIVER, DEPLOY_VALIDATOR, DRIVER_APP, DRIVER_COMPONENT, DRIVER_OWNER, LAST_APPLIED, NAMESPACE,
+    VALIDATOR_APP,
+};
+
+/// What every node image of the simulated fleet runs.
+const OS_TAG: &str = "ubuntu22.04";
+const MANAGER_IMAGE: &str = "nvcr.io/nvidia/cloud-native/k8s-driver-manager:v0.8.0";
+const VALIDATOR_IMAGE: &str = "nvcr.io/nvidia/cloud-native/gpu-operator-validator:v25.3.0";
+
+/// What a ClusterPolicy asks for.
+pub(super) fn of_cluster_policy(policy: &DynamicObject) -> Vec<DaemonSet> {
+    let spec = &policy.data["spec"];
+    let owner = owner("nvidia.com/v1", "ClusterPolicy", policy);
+    let driver = &spec["driver"];
+    let own_driver =
+        driver["enabled"] != false && driver["useNvidiaDriverCRD"] != true && driver["version"].is_string();
+    let selector = json!({DEPLOY_DRIVER: "true"});
+    let mut sets = Vec::new();
+    sets.extend(own_driver.then(|| driver_set(DRIVER_APP, driver, &selector, &owner)).flatten());
+    if spec["validator"]["enabled"] != false {
+        sets.extend(validator_set(&owner));
+    }
+    sets
+}
+
+/// What an NVIDIADriver asks for.
+pub(super) fn of_nvidia_driver(driver: &DynamicObject) -> Option<DaemonSet> {
+    let owner = owner("nvidia.com/v1alpha1", "NVIDIADriver", driver);
+    let name = format!("nvidia-gpu-driver-{}-{}", OS_TAG.replace('.', ""), hash_name(&owner.uid));
+    let selector = json!({DEPLOY_DRIVER: "true", DRIVER_OWNER: owner.name});
+    driver_set(&name, &driver.data["spec"], &selector, &owner)
+}
+
+fn owner(api_version: &str, kind: &str, object: &DynamicObject) -> OwnerReference {
+    OwnerReference {
+        api_version: api_version.into(),
+        kind: kind.into(),
+        name: object.metadata.name.clone().unwrap_or_default(),
+        uid: object.metadata.uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    }
+}
+
+fn driver_set(
+    name: &str,
+    driver: &Value,
+    node_selector: &Value,
+    owner: &OwnerReference,
+) -> Option<DaemonSet> {
+    let version = driver["version"].as_str()?;
+    let repository = driver["repository"].as_str().unwrap_or("nvcr.io/nvidia");
+    let image = format!("{repository}/{}:{version}-{OS_TAG}", driver["image"].as_str().unwrap_or("driver"));
+    let env = list(&driver["env"]);
+    let manager_env = list(&driver["manager"]["env"]);
+    // Decimal FNV-32a, as the operator writes it: equal digests mean that nothing needs to be installed anew.
+    let installed = json!([image, env, MANAGER_IMAGE, manager_env, driver["kernelModuleType"]]);
+    let digest =
+        json!({"name": "DRIVER_CONFIG_DIGEST", "value": fnv(installed.to_string().as_bytes()).to_string()});
+    let labels = json!({"app": name, "app.kubernetes.io/component": DRIVER_COMPONENT});
+    let pod = json!({
+        "serviceAccountName": "nvidia-driver",
+        "nodeSelector": node_selector,
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "priorityClassName": "system-node-critical",
+        "initContainers": [{"name": "k8s-driver-manager", "image": MANAGER_IMAGE, "env": with(manager_env, &digest)}],
+        "containers": [{"name": "nvidia-driver-ctr", "image": image, "env": with(env, &digest)}],
+    });
+    daemon_set(name, &labels, "OnDelete", &pod, owner)
+}
+
+fn validator_set(owner: &OwnerReference) -> Option<DaemonSet> {
+    let pod = json!({
+        "serviceAccountName": "nvidia-operator-validator",
+        "nodeSelector": {DEPLOY_VALIDATOR: "true"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "priorityClassName": "system-node-critical",
+        "containers": [{"name": "nvidia-operator-validator", "image": VALIDATOR_IMAGE}],
+    });
+    daemon_set(VALIDATOR_APP, &json!({"app": VALIDATOR_APP}), "RollingUpdate", &pod, owner)
+}
+
+fn daemon_set(
+    name: &str,
+    labels: &Value,
+    strategy: &str,
+    pod: &Value,
+    owner: &OwnerReference,
+) -> Option<DaemonSet> {
+    let spec = json!({
+        "selector": {"matchLabels": {"app": labels["app"]}},
+        "updateStrategy": {"type": strategy},
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    });
+    let metadata = json!({
+        "name": name,
+        "namespace": NAMESPACE,
+        "labels": labels,
+        "annotations": {LAST_APPLIED: hash_name(&spec)},
+        "ownerReferences": [owner],
+    });
+    serde_json::from_value(json!({"metadata": metadata, "spec": spec})).ok()
+}
+
+fn list(value: &Value) -> Vec<Value> {
+    value.as_array().cloned().unwrap_or_default()
+}
+
+fn with(mut env: Vec<Value>, extra: &Value) -> Vec<Value> {
+    env.push(extra.clone());
+    env
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::{ApiResource, GroupVersionKind};
+
+    use super::*;
+
+    fn policy(spec: Value) -> DynamicObject {
+        let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("nvidia.com", "v1", "ClusterPolicy"));
+        DynamicObject::new("cluster-policy", &kind).data(json!({"spec": spec}))
+    }
+
+    fn digest(sets: &[DaemonSet]) -> Option<String> {
+        let pod = sets.first()?.spec.template.spec.as_ref()?;
+        pod.containers.first()?.env.as_ref()?.last()?.value.clone()
+    }
+
+    #[test]
+    fn the_version_decides_image_and_digest() {
+        let of = |version: &str| of_cluster_policy(&policy(json!({"driver": {"version": version}})));
+        let sets = of("535.104.05");
+        let names: Vec<_> = sets.iter().map(|set| set.metadata.name.as_deref().unwrap_or_default()).collect();
+        assert_eq!(names, ["nvidia-driver-daemonset", "nvidia-operator-validator"]);
+        let pod = sets[0].spec.template.spec.as_ref().expect("pod");
+        assert_eq!(pod.containers[0].image.as_deref(), Some("nvcr.io/nvidia/driver:535.104.05-ubuntu22.04"));
+        assert_ne!(digest(&sets), digest(&of("550.54.15")));
+        assert_eq!(digest(&sets), digest(&of("535.104.05")));
+    }
+
+    #[test]
+    fn the_policy_can_leave_drivers_to_the_other_resource() {
+        let sets =
+            of_cluster_policy(&policy(json!({"driver": {"version": "1", "useNvidiaDriverCRD": true}})));
+        assert_eq!(sets.len(), 1);
+    }
+}

@@ -1,0 +1,230 @@
+//! Writes as values: what an actor wants to tell the API, and how the answer goes into its view.
+//!
+//! A write belongs to the task that asked for it. When it fails, the task is looked at again later; nothing is
+//! retried blindly, because by then the cluster may want something else.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, stream};
+use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet, Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::{Api, Client, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
+
+use super::cache::{Cache, Key};
+
+/// Enough to keep a server busy, few enough that a fleet's start does not look like an attack.
+const WRITES_IN_FLIGHT_MAX: usize = 32;
+/// A call that takes longer has an unknown outcome; the watch will tell.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Puts a write's answer into the actor's view.
+pub(super) type Fold<A> = Box<dyn FnOnce(&mut A) + Send>;
+
+/// One request, made for a task.
+pub(super) struct Write<A> {
+    request: BoxFuture<'static, kube::Result<Fold<A>>>,
+}
+
+/// Why a write did not happen, or may not have happened.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error("the API refused")]
+    Refused(#[source] kube::Error),
+    #[error("no answer within {CALL_TIMEOUT:?}")]
+    TimedOut,
+}
+
+impl Failure {
+    /// Conflicts and vanished objects are what happens when several work on one cluster.
+    pub(super) fn is_ordinary(&self) -> bool {
+        matches!(self, Self::Refused(kube::Error::Api(status)) if status.code == 404 || status.code == 409)
+    }
+}
+
+/// An actor that has a cache of `K`.
+pub(super) trait Holds<K>: 'static {
+    /// The cache that answers go into.
+    fn cache(&mut self) -> &mut Cache<K>;
+}
+
+/// A kind of object that actors write.
+pub(super) trait Kind:
+    Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync + 'static
+{
+    /// The API of this kind in a namespace; cluster-scoped kinds ignore it.
+    fn api(client: &Client, namespace: &str) -> Api<Self>;
+}
+
+macro_rules! namespaced {
+    ($($kind:ty),*) => {$(
+        impl Kind for $kind {
+            fn api(client: &Client, namespace: &str) -> Api<Self> {
+                Api::namespaced(client.clone(), namespace)
+            }
+        }
+    )*};
+}
+
+namespaced!(
+    Pod,
+    DaemonSet,
+    ControllerRevision,
+    Deployment,
+    ReplicaSet,
+    StatefulSet,
+    Job,
+    PodDisruptionBudget
+);
+
+impl Kind for Node {
+    fn api(client: &Client, _namespace: &str) -> Api<Self> {
+        Api::all(client.clone())
+    }
+}
+
+impl<A: 'static> Write<A> {
+    /// Any request; `fold` says what its answer means.
+    pub(super) fn new(request: impl Future<Output = kube::Result<Fold<A>>> + Send + 'static) -> Self {
+        Self { request: request.boxed() }
+    }
+
+    pub(super) fn create<K: Kind>(client: &Client, object: K) -> Self
+    where
+        A: Holds<K>,
+    {
+        let api = K::api(client, object.meta().namespace.as_deref().unwrap_or_default());
+        Self::new(async move {
+            let created = api.create(&PostParams::default(), &object).await?;
+            Ok(applied(created))
+        })
+    }
+
+    /// Replaces the whole object; the API refuses if somebody was faster.
+    pub(super) fn replace<K: Kind>(client: &Client, object: K) -> Self
+    where
+        A: Holds<K>,
+    {
+        let key = Key::of(&object);
+        let api = K::api(client, &key.namespace);
+        Self::new(async move { Ok(applied(api.replace(&key.name, &PostParams::default(), &object).await?)) })
+    }
+
+    /// Merges `patch` into the object.
+    pub(super) fn patch<K: Kind>(client: &Client, object: &K, patch: Value) -> Self
+    where
+        A: Holds<K>,
+    {
+        let (key, uid, api) = address(client, object);
+        Self::new(async move {
+            let answer = api
+                .patch(&key.name, &PatchParams::default(), &Patch::Merge(pinned(patch, uid.as_deref())))
+                .await;
+            Ok(applied(answer?))
+        })
+    }
+
+    /// Merges `status` into the object's status.
+    pub(super) fn status<K: Kind>(client: &Client, object: &K, status: &impl Serialize) -> Self
+    where
+        A: Holds<K>,
+    {
+        let (key, uid, api) = address(client, object);
+        let status = serde_json::to_value(status);
+        Self::new(async move {
+            let patch = pinned(
+                serde_json::json!({"status": status.map_err(kube::Error::SerdeError)?}),
+                uid.as_deref(),
+            );
+            match api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
+                Ok(answer) => Ok(applied(answer)),
+                Err(kube::Error::Api(status)) if status.code == 404 => Ok(forgotten::<A, K>(key, uid)),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    /// Deletes exactly this object, not a successor of the same name.
+    pub(super) fn delete<K: Kind>(client: &Client, object: &K, grace_seconds: Option<u32>) -> Self
+    where
+        A: Holds<K>,
+    {
+        let (key, uid, api) = address(client, object);
+        let preconditions = Preconditions { uid: uid.clone(), resource_version: None };
+        let params = DeleteParams {
+            grace_period_seconds: grace_seconds,
+            preconditions: Some(preconditions),
+            ..DeleteParams::background()
+        };
+        Self::new(async move {
+            let stays = |object: &K| grace_seconds != Some(0) || has_finalizers(object);
+            match api.delete(&key.name, &params).await.map(|answer| answer.left().filter(stays)) {
+                Ok(Some(terminating)) => Ok(applied(terminating)),
+                Ok(None) => Ok(forgotten::<A, K>(key, uid)),
+                Err(kube::Error::Api(status)) if status.code == 404 => Ok(forgotten::<A, K>(key, uid)),
+                Err(error) => Err(error),
+            }
+        })
+    }
+}
+
+fn address<K: Kind>(client: &Client, object: &K) -> (Key, Option<String>, Api<K>) {
+    let key = Key::of(object);
+    let api = K::api(client, &key.namespace);
+    (key, object.meta().uid.clone(), api)
+}
+
+/// A UID in a patch makes the API refuse it for a successor of the same name.
+fn pinned(mut patch: Value, uid: Option<&str>) -> Value {
+    if let (Some(uid), Some(patch)) = (uid, patch.as_object_mut()) {
+        let metadata = patch.entry("metadata").or_insert_with(|| Value::Object(serde_json::Map::new()));
+        metadata["uid"] = Value::String(uid.to_owned());
+    }
+    patch
+}
+
+fn has_finalizers<K: Resource>(object: &K) -> bool {
+    object.meta().finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty())
+}
+
+fn applied<A: Holds<K>, K: Kind>(object: K) -> Fold<A> {
+    Box::new(move |actor| actor.cache().apply(object))
+}
+
+fn forgotten<A: Holds<K>, K: Kind>(key: Key, uid: Option<String>) -> Fold<A> {
+    Box::new(move |actor| actor.cache().forget(&key, uid.as_deref()))
+}
+
+type Answer<A> = Result<kube::Result<Fold<A>>, Elapsed>;
+
+/// Boxed: the compiler cannot prove that a stream of closures over borrowed folds is `Send`.
+fn answered<A: 'static, T: Send + 'static>(task: T, write: Write<A>) -> BoxFuture<'static, (T, Answer<A>)> {
+    async move { (task, timeout(CALL_TIMEOUT, write.request).await) }.boxed()
+}
+
+/// Makes the requests, a bounded number at a time, and folds the answers in the order of the requests.
+pub(super) async fn run_all<A: 'static, T: Send + 'static>(
+    actor: &mut A,
+    writes: Vec<(T, Write<A>)>,
+) -> Vec<(T, Failure)> {
+    let requests = writes.into_iter().map(|(task, write)| answered(task, write));
+    let mut answers = stream::iter(requests).buffered(WRITES_IN_FLIGHT_MAX);
+    let mut failed = Vec::new();
+    while let Some((task, answer)) = answers.next().await {
+        match answer {
+            Ok(Ok(fold)) => fold(actor),
+            Ok(Err(error)) => failed.push((task, Failure::Refused(error))),
+            Err(_elapsed) => failed.push((task, Failure::TimedOut)),
+        }
+    }
+    failed
+}

@@ -1,0 +1,150 @@
+//! `pods/eviction` and `pods/binding`: the two subresources that act on a pod.
+//!
+//! An eviction is a delete that asks the pod's PodDisruptionBudget first and takes one disruption from it. A
+//! binding is how a scheduler puts a pod on a node.
+
+use super::call::Call;
+use super::delete::{self, DeleteOptions};
+use super::reply::Failure;
+use super::selector::Selector;
+use super::store::{Name, Object, Store};
+use http::StatusCode;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+const BUDGETS: &str = "poddisruptionbudgets.policy";
+
+/// Evicts the pod that the call names.
+pub(super) fn evict(store: &mut Store, call: &Call) -> Result<(), Failure> {
+    let body = call.body()?;
+    let named = body["metadata"]["name"].as_str().unwrap_or_default();
+    if !named.is_empty() && named != call.info.name {
+        return Err(Failure::bad_request("name in URL does not match name in Eviction object"));
+    }
+    let name = call.name();
+    let options = DeleteOptions::parse(call, &body["deleteOptions"])?;
+    let pod = store.get(&call.resource, &name)?;
+    // A delete that would be refused must not use up the budget.
+    delete::check_preconditions(call, &pod, &options)?;
+    if !is_out_of_budget(&pod) {
+        ask_budget(store, &pod, &name)?;
+    }
+    delete::delete(store, call, &name, &options)?;
+    Ok(())
+}
+
+/// Pods that serve nobody may always go.
+fn is_out_of_budget(pod: &Object) -> bool {
+    pod.is_deleting()
+        || matches!(pod.value()["status"]["phase"].as_str(), Some("Succeeded" | "Failed" | "Pending"))
+}
+
+fn ask_budget(store: &mut Store, pod: &Object, name: &Name) -> Result<(), Failure> {
+    let budgets = matching_budgets(store, pod, &name.namespace)?;
+    let (budget_name, budget) = match budgets.as_slice() {
+        [] => return Ok(()),
+        [only] => only,
+        _ => {
+            let message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
+            return Err(Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message));
+        }
+    };
+    if !is_ready(pod.value()) && unhealthy_may_go(budget.value()) {
+        return Ok(());
+    }
+    let next = take_one(budget.value(), &name.name, store.clock.stamp())?;
+    store.put(BUDGETS, budget_name.clone(), next)?;
+    Ok(())
+}
+
+fn matching_budgets(
+    store: &Store,
+    pod: &Object,
+    namespace: &str,
+) -> Result<Vec<(Name, Arc<Object>)>, Failure> {
+    let covers = |budget: &Object| {
+        let selector = &budget.value()["spec"]["selector"];
+        selector.is_object() && Selector::from_object(selector).matches(pod.value())
+    };
+    let budgets = store.table(BUDGETS)?.range(namespace);
+    Ok(budgets
+        .filter(|(_, budget)| covers(budget))
+        .map(|(name, budget)| (name.clone(), budget.clone()))
+        .collect())
+}
+
+fn is_ready(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array();
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+}
+
+/// A pod that is not Ready may go when policy says always, or when the budget is met without it.
+fn unhealthy_may_go(budget: &Value) -> bool {
+    let count = |field: &str| budget["status"][field].as_i64().unwrap_or(0);
+    budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+        || (count("currentHealthy") >= count("desiredHealthy") && count("desiredHealthy") > 0)
+}
+
+/// The budget with one disruption less, or the refusal.
+fn take_one(budget: &Value, pod: &str, now: Value) -> Result<Value, Failure> {
+    let name = budget["metadata"]["name"].as_str().unwrap_or_default();
+    let count = |field: &str| budget["status"][field].as_i64().unwrap_or(0);
+    if count("observedGeneration") < budget["metadata"]["generation"].as_i64().unwrap_or(0) {
+        let cause = format!("The disruption budget {name} is still being processed by the server.");
+        return Err(refusal(&cause, Some(10)));
+    }
+    if count("disruptionsAllowed") <= 0 {
+        let (desired, healthy) = (count("desiredHealthy"), count("currentHealthy"));
+        let cause =
+            format!("The disruption budget {name} needs {desired} healthy pods and has {healthy} currently");
+        return Err(refusal(&cause, None));
+    }
+    let mut next = budget.clone();
+    next["status"]["disruptionsAllowed"] = json!(count("disruptionsAllowed") - 1);
+    next["status"]["disruptedPods"][pod] = now;
+    Ok(next)
+}
+
+fn refusal(cause: &str, retry_seconds: Option<u32>) -> Failure {
+    let message = "Cannot evict pod as it would violate the pod's disruption budget.";
+    let mut details = json!({"causes": [{"reason": "DisruptionBudget", "message": cause}]});
+    if let Some(seconds) = retry_seconds {
+        details["retryAfterSeconds"] = json!(seconds);
+    }
+    Failure::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with_details(details)
+}
+
+/// Puts the pod that the call names on a node.
+pub(super) fn bind(store: &mut Store, call: &Call) -> Result<(), Failure> {
+    let body = call.body()?;
+    let node = body["target"]["name"].as_str().unwrap_or_default();
+    if node.is_empty() {
+        return Err(Failure::bad_request("target.name: Required value"));
+    }
+    let name = call.name();
+    let pod = store.get(&call.resource, &name)?;
+    let refuse = |why: String| Err(Failure::conflict("pods/binding", &name.name, &why));
+    if pod.is_deleting() {
+        return refuse(format!("pod {} is being deleted, cannot be assigned to a host", name.name));
+    }
+    if let Some(taken) = pod.value()["spec"]["nodeName"].as_str().filter(|taken| !taken.is_empty()) {
+        return refuse(format!("pod {} is already assigned to node \"{taken}\"", name.name));
+    }
+    let mut next = pod.value().clone();
+    next["spec"]["nodeName"] = node.into();
+    set_scheduled(&mut next["status"], &store.clock.stamp());
+    store.put(&call.resource, name, next)?;
+    Ok(())
+}
+
+fn set_scheduled(status: &mut Value, now: &Value) {
+    let mut conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+    conditions.retain(|condition| condition["type"] != "PodScheduled");
+    conditions.push(
+        json!({"type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": now}),
+    );
+    status["conditions"] = conditions.into();
+}

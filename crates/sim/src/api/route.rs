@@ -1,0 +1,99 @@
+//! From a parsed request to the handler that serves it.
+
+use super::call::Call;
+use super::delete::{self, DeleteOptions, Deleted};
+use super::kinds::Trait;
+use super::reply::{self, Failure, Reply};
+use super::request::{Options, RequestInfo};
+use super::store::{Object, Store};
+use super::{Shared, discovery, evict, lock, patch, read, watch, write};
+use bytes::Bytes;
+use http::StatusCode;
+use http::request::Parts;
+use serde_json::json;
+
+/// Serves one request; the store is locked for as long as that takes, never across an await.
+pub(super) fn serve(
+    shared: &Shared,
+    info: RequestInfo,
+    options: Options,
+    parts: &Parts,
+    body: Bytes,
+) -> Result<Reply, Failure> {
+    let mut store = lock(shared);
+    if !info.is_resource() {
+        let found = discovery::answer(&store, parts.uri.path())?;
+        return Ok(reply::value(StatusCode::OK, &found));
+    }
+    let call = Call::new(&store, info, options, parts, body)?;
+    if call.info.verb == "watch" {
+        return watch::watch(shared, &mut store, &call);
+    }
+    store.dry_run = call.options.dry_run();
+    let served = dispatch(&mut store, &call);
+    store.dry_run = false;
+    served
+}
+
+fn dispatch(store: &mut Store, call: &Call) -> Result<Reply, Failure> {
+    match (call.info.verb, call.subresource()) {
+        ("create", "eviction") if call.resource == "pods" => {
+            evict::evict(store, call)?;
+            Ok(reply::success(StatusCode::CREATED, &json!({})))
+        }
+        ("create", "binding") if call.resource == "pods" => {
+            evict::bind(store, call)?;
+            Ok(reply::success(StatusCode::CREATED, &json!({})))
+        }
+        ("get" | "update" | "patch", "status") if call.kind.has(Trait::Status) => on_object(store, call),
+        (_, "") => on_object(store, call),
+        _ => Err(Failure::no_such_resource()),
+    }
+}
+
+fn on_object(store: &mut Store, call: &Call) -> Result<Reply, Failure> {
+    match call.info.verb {
+        "get" => read::get(store, call),
+        "list" => read::list(store, call),
+        "create" if call.info.name.is_empty() => {
+            let created = write::create(store, call, call.object()?)?;
+            Ok(show(call, StatusCode::CREATED, &created))
+        }
+        "update" if !call.info.name.is_empty() => {
+            let before = store.get(&call.resource, &call.name())?;
+            let updated = write::update(store, call, &before, call.object()?)?;
+            Ok(show(call, StatusCode::OK, &updated))
+        }
+        "patch" if !call.info.name.is_empty() => {
+            let (code, patched) = patch::patch(store, call)?;
+            Ok(show(call, code, &patched))
+        }
+        "delete" => delete_one(store, call),
+        "deletecollection" => {
+            let options = DeleteOptions::parse(call, &call.body()?)?;
+            let deleted = delete::delete_collection(store, call, &options)?;
+            let meta = json!({"resourceVersion": store.version.to_string()});
+            Ok(read::list_reply(call, &meta, deleted.iter().map(AsRef::as_ref)))
+        }
+        _ => Err(Failure::method_not_allowed()),
+    }
+}
+
+fn delete_one(store: &mut Store, call: &Call) -> Result<Reply, Failure> {
+    let options = DeleteOptions::parse(call, &call.body()?)?;
+    match delete::delete(store, call, &call.name(), &options)? {
+        Deleted::Gone(object) if !call.kind.has(Trait::ReturnsDeleted) => {
+            let mut details =
+                json!({"name": call.info.name, "kind": call.kind.plural, "uid": object.meta("uid")});
+            if !call.kind.group.is_empty() {
+                details["group"] = call.kind.group.as_str().into();
+            }
+            Ok(reply::success(StatusCode::OK, &details))
+        }
+        Deleted::Gone(object) | Deleted::Pending(object) => Ok(show(call, StatusCode::OK, &object)),
+    }
+}
+
+fn show(call: &Call, code: StatusCode, object: &Object) -> Reply {
+    reply::json_bytes(code, read::render(object, &call.shape))
+}

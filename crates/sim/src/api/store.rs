@@ -1,0 +1,286 @@
+//! Objects, their history, and who waits for changes.
+//!
+//! ```text
+//!  put / remove ──▶ version + 1 ──▶ table.objects          (what is)
+//!                                   table.log              (what changed; watches are cursors over it)
+//!                                   table.watchers         (woken when a change concerns them)
+//! ```
+//!
+//! One table per resource, so that a watch reads only its own resource's history. Every other file decides what
+//! to write; only this one writes.
+
+use super::apply::Ownership;
+use super::clock::Clock;
+use super::kinds::{self, Kind};
+use super::reply::Failure;
+use super::selector::Selector;
+use bytes::Bytes;
+use serde_json::Value;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, OnceLock, Weak};
+use tokio::sync::Notify;
+
+/// Changes kept per resource. A watcher that falls further behind gets 410 and lists again, as with etcd's
+/// compaction; 100,000 is more than a 1,000-node upgrade makes.
+pub(super) const LOG_CHANGES_MAX: usize = 100_000;
+
+/// The newest changes, which watches are about to read, are kept ready to use; older ones are packed.
+const LOG_CHANGES_READY: usize = 256;
+
+/// Names and UIDs are drawn from this seed: the same requests in the same order give the same answers.
+const SEED: u64 = 0x7069_7463_7265_7721;
+
+/// An object as stored: as a tree to work with, as bytes to send. At least one of them is there from the start;
+/// the other is made when first asked for.
+#[derive(Debug)]
+pub(super) struct Object {
+    value: OnceLock<Value>,
+    json: OnceLock<Bytes>,
+}
+
+impl Object {
+    /// Takes the value and stamps the version into it.
+    pub(super) fn new(mut value: Value, version: u64) -> Self {
+        value["metadata"]["resourceVersion"] = version.to_string().into();
+        Self { value: OnceLock::from(value), json: OnceLock::new() }
+    }
+
+    pub(super) fn value(&self) -> &Value {
+        let parse = || self.json.get().and_then(|json| serde_json::from_slice(json).ok()).unwrap_or_default();
+        self.value.get_or_init(parse)
+    }
+
+    /// Serialised once, shared by every reply, list and watch that shows this version.
+    pub(super) fn json(&self) -> &Bytes {
+        self.json.get_or_init(|| self.value().to_string().into())
+    }
+
+    /// The same object without its tree, which takes ten times the room of its bytes.
+    fn packed(&self) -> Arc<Self> {
+        Arc::new(Self { value: OnceLock::new(), json: OnceLock::from(self.json().clone()) })
+    }
+
+    pub(super) fn meta(&self, field: &str) -> &str {
+        self.value()["metadata"][field].as_str().unwrap_or_default()
+    }
+
+    pub(super) fn is_deleting(&self) -> bool {
+        !self.meta("deletionTimestamp").is_empty()
+    }
+}
+
+/// Where an object is in its table. Ordered by namespace, so that one namespace is one range.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Name {
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+impl Name {
+    pub(super) fn new(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.to_owned(), name: name.to_owned() }
+    }
+}
+
+/// One step of a table's history.
+#[derive(Debug)]
+pub(super) struct Change {
+    pub(super) version: u64,
+    pub(super) name: Name,
+    pub(super) before: Option<Arc<Object>>,
+    pub(super) after: Option<Arc<Object>>,
+    farewell: OnceLock<Option<Arc<Object>>>,
+}
+
+impl Change {
+    /// What a DELETED event shows: the last state before the change, at the change's version.
+    pub(super) fn farewell(&self) -> Option<&Arc<Object>> {
+        let build = || Some(Arc::new(Object::new(self.before.as_ref()?.value().clone(), self.version)));
+        self.farewell.get_or_init(build).as_ref()
+    }
+
+    /// Keeps the bytes only: nearly every watch has read this change by now.
+    fn pack(&mut self) {
+        for object in [&mut self.before, &mut self.after].into_iter().flatten() {
+            *object = object.packed();
+        }
+        self.farewell = OnceLock::new();
+    }
+}
+
+/// A watch that may be asleep.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    /// Empty: all namespaces.
+    pub(super) namespace: String,
+    pub(super) selector: Arc<Selector>,
+    pub(super) wake: Weak<Notify>,
+}
+
+impl Watcher {
+    fn cares(&self, change: &Change) -> bool {
+        let selects =
+            |object: &Option<Arc<Object>>| object.as_ref().is_some_and(|o| self.selector.matches(o.value()));
+        (self.namespace.is_empty() || self.namespace == change.name.namespace)
+            && (selects(&change.after) || selects(&change.before))
+    }
+}
+
+/// All objects of one resource.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) kind: Arc<Kind>,
+    pub(super) objects: BTreeMap<Name, Arc<Object>>,
+    pub(super) log: VecDeque<Change>,
+    /// History up to and including this version is gone.
+    pub(super) compacted: u64,
+    watchers: Vec<Watcher>,
+    /// Who applied what, for objects that were ever written by server-side apply.
+    pub(super) owners: BTreeMap<Name, Ownership>,
+}
+
+impl Table {
+    fn new(kind: Kind, compacted: u64) -> Self {
+        let (kind, objects, log) = (Arc::new(kind), BTreeMap::new(), VecDeque::new());
+        Self { kind, objects, log, compacted, watchers: Vec::new(), owners: BTreeMap::new() }
+    }
+
+    /// The objects of one namespace, or of all when it is empty.
+    pub(super) fn range(&self, namespace: &str) -> impl Iterator<Item = (&Name, &Arc<Object>)> {
+        let all = namespace.is_empty();
+        let mine = move |name: &Name| all || name.namespace == namespace;
+        self.objects.range(Name::new(namespace, "")..).take_while(move |(name, _)| mine(name))
+    }
+
+    /// Takes a watch in, and forgets those that have ended.
+    pub(super) fn add_watcher(&mut self, watcher: Watcher) {
+        self.watchers.retain(|watcher| watcher.wake.strong_count() > 0);
+        self.watchers.push(watcher);
+    }
+
+    fn record(&mut self, change: Change) {
+        self.watchers.retain(|watcher| {
+            let Some(wake) = watcher.wake.upgrade() else { return false };
+            if watcher.cares(&change) {
+                wake.notify_one();
+            }
+            true
+        });
+        self.log.push_back(change);
+        let settled = self.log.len().checked_sub(LOG_CHANGES_READY + 1);
+        if let Some(change) = settled.and_then(|index| self.log.get_mut(index)) {
+            change.pack();
+        }
+        if self.log.len() > LOG_CHANGES_MAX
+            && let Some(oldest) = self.log.pop_front()
+        {
+            self.compacted = oldest.version;
+        }
+    }
+
+    fn compact(&mut self, version: u64) {
+        self.compacted = version;
+        self.log.clear();
+        for wake in self.watchers.iter().filter_map(|watcher| watcher.wake.upgrade()) {
+            wake.notify_one();
+        }
+    }
+}
+
+/// The whole cluster.
+#[derive(Debug)]
+pub(super) struct Store {
+    pub(super) clock: Clock,
+    pub(super) version: u64,
+    pub(super) tables: BTreeMap<String, Table>,
+    pub(super) chance: fastrand::Rng,
+    /// While set, `put` and `remove` answer as ever and store nothing.
+    pub(super) dry_run: bool,
+}
+
+impl Store {
+    pub(super) fn new(clock: Clock) -> Self {
+        let tables = kinds::built_in().map(|kind| (kind.resource(), Table::new(kind, 0))).collect();
+        let chance = fastrand::Rng::with_seed(SEED);
+        // Version 0 means "any" in requests, so history starts at 1.
+        Self { clock, version: 1, tables, chance, dry_run: false }
+    }
+
+    pub(super) fn table(&self, resource: &str) -> Result<&Table, Failure> {
+        self.tables.get(resource).ok_or_else(Failure::no_such_resource)
+    }
+
+    pub(super) fn table_mut(&mut self, resource: &str) -> Result<&mut Table, Failure> {
+        self.tables.get_mut(resource).ok_or_else(Failure::no_such_resource)
+    }
+
+    pub(super) fn get(&self, resource: &str, name: &Name) -> Result<Arc<Object>, Failure> {
+        let found = self.table(resource)?.objects.get(name).cloned();
+        found.ok_or_else(|| Failure::not_found(resource, &name.name))
+    }
+
+    /// Stores a new or changed object.
+    pub(super) fn put(&mut self, resource: &str, name: Name, value: Value) -> Result<Arc<Object>, Failure> {
+        let (version, dry_run) = (self.version + 1, self.dry_run);
+        let table = self.table_mut(resource)?;
+        if dry_run {
+            return Ok(Arc::new(Object::new(value, version)));
+        }
+        let object = Arc::new(Object::new(value, version));
+        let before = table.objects.insert(name.clone(), object.clone());
+        let after = Some(object.clone());
+        table.record(Change { version, name, before, after, farewell: OnceLock::new() });
+        self.version = version;
+        Ok(object)
+    }
+
+    /// Forgets an object.
+    pub(super) fn remove(&mut self, resource: &str, name: &Name) -> Result<(), Failure> {
+        let (version, dry_run) = (self.version + 1, self.dry_run);
+        let table = self.table_mut(resource)?;
+        if dry_run {
+            return Ok(());
+        }
+        table.owners.remove(name);
+        let Some(before) = table.objects.remove(name) else { return Ok(()) };
+        let (before, farewell) = (Some(before), OnceLock::new());
+        table.record(Change { version, name: name.clone(), before, after: None, farewell });
+        self.version = version;
+        Ok(())
+    }
+
+    /// Adds a resource, or gives a known one its new schema.
+    pub(super) fn register(&mut self, kind: Kind) {
+        let resource = kind.resource();
+        match self.tables.get_mut(&resource) {
+            Some(table) => table.kind = Arc::new(kind),
+            None => drop(self.tables.insert(resource, Table::new(kind, self.version))),
+        }
+    }
+
+    /// Drops a resource with all its objects; open watches end.
+    pub(super) fn unregister(&mut self, resource: &str) {
+        if let Some(mut table) = self.tables.remove(resource) {
+            table.compact(self.version);
+        }
+    }
+
+    /// Drops all history, as etcd's compaction does.
+    pub(super) fn compact(&mut self) {
+        for table in self.tables.values_mut() {
+            table.compact(self.version);
+        }
+    }
+
+    /// A UUID-shaped name nobody else has.
+    pub(super) fn next_uid(&mut self) -> String {
+        let bits = format!("{:032x}", self.chance.u128(..));
+        format!("{}-{}-4{}-8{}-{}", &bits[..8], &bits[8..12], &bits[13..16], &bits[17..20], &bits[20..])
+    }
+
+    /// Five letters as Kubernetes draws them: no vowels, so no words.
+    pub(super) fn next_suffix(&mut self) -> String {
+        const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+        (0..5).map(|_| char::from(LETTERS[self.chance.usize(..LETTERS.len())])).collect()
+    }
+}

@@ -1,0 +1,268 @@
+//! Create and update: from what a client sent to what is stored.
+//!
+//! The server's own fields (uid, creation time, generation, …) are never the client's to set, `status` and the
+//! rest are written through different doors, a stale resourceVersion is refused and a write that changes nothing
+//! is not a write.
+
+use super::call::Call;
+use super::kinds::{DEFINITIONS, Kind, Trait};
+use super::reply::Failure;
+use super::store::{Name, Object, Store};
+use super::{apply, crd, defaults, dependents, schema, validate};
+use http::StatusCode;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// Set by the server; an update keeps what is stored.
+const SERVER_FIELDS: &[&str] = &[
+    "uid",
+    "creationTimestamp",
+    "name",
+    "namespace",
+    "generation",
+    "generateName",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "resourceVersion",
+];
+
+/// Stores a new object.
+pub(super) fn create(store: &mut Store, call: &Call, mut object: Value) -> Result<Arc<Object>, Failure> {
+    if !object["metadata"]["resourceVersion"].as_str().unwrap_or_default().is_empty() {
+        return Err(Failure::bad_request("resourceVersion should not be set on objects to be created"));
+    }
+    if call.kind.has(Trait::Namespaced) && call.info.namespace.is_empty() {
+        return Err(Failure::bad_request("an empty namespace may not be set during creation"));
+    }
+    let name = choose_name(store, call, &object)?;
+    stamp(store, call, &mut object, &name);
+    if call.kind.has(Trait::Status) {
+        let status = defaults::initial_status(&call.kind.kind, object["status"].take());
+        set(&mut object, "status", status);
+    }
+    admit(call, &mut object)?;
+    if call.resource == DEFINITIONS {
+        crd::establish(store, &mut object);
+    }
+    if store.table(&call.resource)?.objects.contains_key(&name) {
+        return Err(Failure::already_exists(&call.resource, &name.name));
+    }
+    let created = store.put(&call.resource, name, object)?;
+    after_write(store, call, &created);
+    Ok(created)
+}
+
+/// Stores `next` in place of `before`.
+pub(super) fn update(
+    store: &mut Store,
+    call: &Call,
+    before: &Arc<Object>,
+    mut next: Value,
+) -> Result<Arc<Object>, Failure> {
+    check_preconditions(call, before, &next)?;
+    keep_server_fields(before.value(), &mut next);
+    keep_other_door(call, before.value(), &mut next);
+    admit(call, &mut next)?;
+    if next == *before.value() {
+        return Ok(before.clone());
+    }
+    if call.kind.has(Trait::Generation) && is_new_generation(&call.kind, before.value(), &next) {
+        next["metadata"]["generation"] =
+            json!(before.value()["metadata"]["generation"].as_i64().unwrap_or(0) + 1);
+    }
+    let name = call.name();
+    if is_finished(&next) {
+        store.remove(&call.resource, &name)?;
+        after_removal(store, &call.resource, &next)?;
+        return Ok(Arc::new(Object::new(next, store.version)));
+    }
+    let updated = store.put(&call.resource, name, next)?;
+    apply::note_update(store, call, before, &updated)?;
+    after_write(store, call, &updated);
+    Ok(updated)
+}
+
+/// Deleted earlier, and the last finalizer has just gone.
+pub(super) fn is_finished(object: &Value) -> bool {
+    let meta = &object["metadata"];
+    let has_finalizers = meta["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty());
+    let grace = meta["deletionGracePeriodSeconds"].as_i64().unwrap_or(0);
+    meta["deletionTimestamp"].is_string() && !has_finalizers && grace == 0
+}
+
+/// A definition that was written is a resource that exists.
+fn after_write(store: &mut Store, call: &Call, written: &Object) {
+    if call.resource == DEFINITIONS && !store.dry_run {
+        store.register(Kind::from_definition(written.value()));
+    }
+}
+
+/// A definition that is gone takes its resource along; an owner that waited for this object may go.
+pub(super) fn after_removal(store: &mut Store, resource: &str, removed: &Value) -> Result<(), Failure> {
+    if store.dry_run {
+        return Ok(());
+    }
+    if resource == DEFINITIONS {
+        store.unregister(&Kind::from_definition(removed).resource());
+    }
+    dependents::release_owners(store, removed)
+}
+
+fn choose_name(store: &mut Store, call: &Call, object: &Value) -> Result<Name, Failure> {
+    let meta = &object["metadata"];
+    if let Some(name) = meta["name"].as_str().filter(|name| !name.is_empty()) {
+        return Ok(Name::new(&call.info.namespace, name));
+    }
+    let Some(prefix) = meta["generateName"].as_str().filter(|prefix| !prefix.is_empty()) else {
+        let cause = validate::Cause::required("metadata.name", "name or generateName is required");
+        return Err(validate::invalid(&call.kind, "", &[cause]));
+    };
+    loop {
+        let name = Name::new(&call.info.namespace, &format!("{prefix}{}", store.next_suffix()));
+        if !store.table(&call.resource)?.objects.contains_key(&name) {
+            return Ok(name);
+        }
+    }
+}
+
+/// Writes the fields that only the server sets.
+fn stamp(store: &mut Store, call: &Call, object: &mut Value, name: &Name) {
+    let (uid, created) = (store.next_uid(), store.clock.stamp());
+    let meta = &mut object["metadata"];
+    if let Some(meta) = meta.as_object_mut() {
+        for field in
+            ["deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "generation", "selfLink"]
+        {
+            meta.remove(field);
+        }
+    }
+    meta["name"] = name.name.as_str().into();
+    if call.kind.has(Trait::Namespaced) {
+        meta["namespace"] = name.namespace.as_str().into();
+    }
+    if call.kind.has(Trait::Generation) {
+        meta["generation"] = json!(1);
+    }
+    meta["uid"] = uid.into();
+    meta["creationTimestamp"] = created;
+}
+
+fn check_preconditions(call: &Call, before: &Object, next: &Value) -> Result<(), Failure> {
+    let sent = |field: &str| next["metadata"][field].as_str().unwrap_or_default();
+    let name = before.meta("name");
+    if !sent("uid").is_empty() && sent("uid") != before.meta("uid") {
+        let why = format!(
+            "Precondition failed: UID in precondition: {}, UID in object meta: {}",
+            sent("uid"),
+            before.meta("uid")
+        );
+        return Err(Failure::conflict(&call.resource, name, &why));
+    }
+    match sent("resourceVersion") {
+        "" if call.info.verb == "update" && !call.kind.has(Trait::UnconditionalUpdate) => {
+            let cause = validate::Cause::invalid(
+                "metadata.resourceVersion",
+                "0x0",
+                "must be specified for an update",
+            );
+            Err(validate::invalid(&call.kind, name, &[cause]))
+        }
+        "" => Ok(()),
+        version if version == before.meta("resourceVersion") => Ok(()),
+        _ => {
+            let why =
+                "the object has been modified; please apply your changes to the latest version and try again";
+            Err(Failure::conflict(&call.resource, name, why))
+        }
+    }
+}
+
+fn keep_server_fields(before: &Value, next: &mut Value) {
+    if !next["metadata"].is_object() {
+        next["metadata"] = Value::Object(Map::new());
+    }
+    for field in SERVER_FIELDS {
+        set(&mut next["metadata"], field, before["metadata"][*field].clone());
+    }
+    for field in ["apiVersion", "kind"] {
+        set(next, field, before[field].clone());
+    }
+    set(&mut next["metadata"], "managedFields", Value::Null);
+}
+
+/// The status door changes only `status`; the main door changes everything else.
+fn keep_other_door(call: &Call, before: &Value, next: &mut Value) {
+    if call.subresource() == "status" {
+        let status = next["status"].take();
+        *next = before.clone();
+        set(next, "status", status);
+    } else if call.kind.has(Trait::Status) {
+        set(next, "status", before["status"].clone());
+    }
+}
+
+/// Defaults, pruning and validation.
+fn admit(call: &Call, object: &mut Value) -> Result<(), Failure> {
+    drop_empty_metadata(&mut object["metadata"]);
+    if !call.kind.is_custom {
+        if call.subresource() != "status" {
+            defaults::fill_spec(&call.kind.kind, object);
+        }
+        return Ok(());
+    }
+    let version = call.kind.version(&call.info.version);
+    let Some(schema) = version.and_then(|version| version.schema.as_ref()) else { return Ok(()) };
+    let dropped = schema::prune(object, schema);
+    if let Some(first) = dropped.first().filter(|_| call.options.text("fieldValidation") == "Strict") {
+        return Err(Failure::new(
+            StatusCode::BAD_REQUEST,
+            "BadRequest",
+            format!(
+                "{} in version \"{}\" cannot be handled as a {}: strict decoding error: unknown field \"{first}\"",
+                call.kind.kind, call.info.version, call.kind.kind
+            ),
+        ));
+    }
+    schema::fill_defaults(object, schema);
+    let causes = validate::check(object, schema);
+    if causes.is_empty() {
+        return Ok(());
+    }
+    let name = object["metadata"]["name"].as_str().unwrap_or_default();
+    Err(validate::invalid(&call.kind, name, &causes))
+}
+
+/// Go's `omitempty`: an empty map or list in the metadata is the same as none.
+fn drop_empty_metadata(meta: &mut Value) {
+    let is_empty = |value: &Value| match value {
+        Value::Null => true,
+        Value::Object(map) => map.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        _ => false,
+    };
+    if let Some(meta) = meta.as_object_mut() {
+        meta.retain(|_, value| !is_empty(value));
+    }
+}
+
+/// Whether what is wanted has changed, which for custom resources is anything but metadata and status.
+fn is_new_generation(kind: &Kind, before: &Value, next: &Value) -> bool {
+    if kind.is_custom {
+        let ours = |key: &&String| *key != "metadata" && !(kind.has(Trait::Status) && *key == "status");
+        let keys = [before, next].into_iter().filter_map(Value::as_object).flat_map(Map::keys).filter(ours);
+        return keys.into_iter().any(|key| before[key.as_str()] != next[key.as_str()]);
+    }
+    // Deployments are the one kind whose annotations count: `kubectl rollout` keeps its notes there.
+    let notes =
+        kind.kind == "Deployment" && before["metadata"]["annotations"] != next["metadata"]["annotations"];
+    before["spec"] != next["spec"] || notes
+}
+
+/// Sets a field; null removes it.
+fn set(object: &mut Value, field: &str, value: Value) {
+    match (object.as_object_mut(), value) {
+        (Some(map), Value::Null) => drop(map.remove(field)),
+        (Some(map), value) => drop(map.insert(field.to_owned(), value)),
+        (None, _) => {}
+    }
+}

@@ -1,0 +1,16 @@
+//! A small Kubernetes inside the process, for the demo and for tests.
+//!
+//! ```text
+//!  api/      the API: object store, watch log, patches, eviction; a tower::Service under a real kube::Client
+//!  actors/   who works in a cluster: built-in controllers, scheduler, operator, kubelets; ordinary API clients
+//!  fleet.rs  what is in the cluster to begin with: GPU nodes, the operator's policy, workloads
+//!  plane.rs  a real etcd, kube-apiserver, controller-manager and scheduler as child processes on loopback
+//! ```
+//!
+//! Kubelets and operator speak only to a `kube::Client`, so the same actors work in the embedded cluster on
+//! virtual time and in a real control plane on real time.
+
+pub mod actors;
+pub mod api;
+pub mod fleet;
+pub mod plane;

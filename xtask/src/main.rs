@@ -1,0 +1,69 @@
+//! What a person who works on pitcrew needs around `cargo`: real Kubernetes parts, a cluster to play with, and
+//! all checks in one command.
+//!
+//! ```text
+//!  kube.rs      cargo xtask kube        builds etcd and Kubernetes once, into a cache
+//!  up.rs        cargo xtask up | down   a control plane with a simulated GPU fleet in the background
+//!  test.rs      cargo xtask test        every check, step by step
+//!  fleet.rs     the simulated fleet that `up` puts into the control plane
+//!  deny.rs      cargo xtask deny        one of those steps: licences, bans, sources, advisories
+//!  cargo.rs     how cargo is called from within cargo
+//!  background.rs, elapsed.rs            a process that is safe to end by its number; times for people
+//! ```
+
+mod background;
+mod cargo;
+mod deny;
+mod elapsed;
+mod fleet;
+mod kube;
+mod test;
+mod up;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Set-up, tests and a cluster to play with.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Make sure that etcd, Kubernetes and kubectl are there; build them with Go if not (once, about 6 minutes)
+    Kube,
+    /// Start a control plane with a simulated GPU fleet in the background
+    Up(up::Options),
+    /// End what `up` started and remove its data
+    Down,
+    /// Check licences, banned crates and known vulnerabilities of the dependencies
+    Deny,
+    /// Run every check: format, lints, licences, tests, demo
+    Test,
+    /// The background process of `up`
+    #[command(hide = true)]
+    KeepUp(up::Options),
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let outcome = match Arguments::parse().task {
+        Task::Kube => kube::ensure().map(drop),
+        Task::Up(options) => up::up(&options),
+        Task::Down => up::down(),
+        Task::Deny => deny::report(),
+        Task::Test => test::run_all(),
+        Task::KeepUp(options) => up::keep(options).await,
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("{problem:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
