@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod as ApiPod;
-use kube::api::{Api, DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::ObjectMeta;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::{ObjectMeta, Status};
 use kube::{Client, Resource};
 use pitcrew_core::action::{Action, PodRef, RestartDriver};
 use pitcrew_core::api::{DriverPolicy, Rollout, RolloutSpec};
@@ -26,6 +25,7 @@ const WRITES_IN_FLIGHT_MAX: usize = 32;
 const EVICTIONS_IN_FLIGHT_MAX: usize = 16;
 
 /// What a call brought.
+#[expect(clippy::large_enum_variant, reason = "an answer is taken up at once, never kept")]
 pub(crate) enum Answer {
     Node(wire::Node),
     /// The node is not there any more.
@@ -89,12 +89,21 @@ impl Executor {
         Api::all(self.client.clone())
     }
 
+    fn pods(&self, namespace: &str) -> Api<wire::Pod> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
     async fn evict(&self, pod: &PodRef) -> Result<Answer, CallError> {
-        let preconditions = Preconditions { uid: Some(pod.uid.to_string()), resource_version: None };
-        let delete = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        let params = EvictParams { delete_options: Some(delete), ..EvictParams::default() };
-        let api = Api::<ApiPod>::namespaced(self.client.clone(), &pod.name.namespace);
-        let result = self.call("create", "pods/eviction", api.evict(&pod.name.name, &params)).await;
+        // kube's own `evict` spells `deleteOptions` wrong, so its UID precondition would be ignored.
+        let body = json!({
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name.name, "namespace": pod.name.namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        });
+        let (api, params) = (self.pods(&pod.name.namespace), PostParams::default());
+        let call = api.create_subresource::<_, Status>("eviction", &pod.name.name, &params, &body);
+        let result = self.call("create", "pods/eviction", call).await;
         self.metrics.eviction(result.as_ref().map_or_else(CallError::outcome, |_| "accepted"));
         result.map(|_| Answer::Pod(None))
     }
@@ -102,7 +111,7 @@ impl Executor {
     async fn delete(&self, pod: &PodRef, version: Option<String>) -> Result<Answer, CallError> {
         let preconditions = Preconditions { uid: Some(pod.uid.to_string()), resource_version: version };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        let api = Api::<wire::Pod>::namespaced(self.client.clone(), &pod.name.namespace);
+        let api = self.pods(&pod.name.namespace);
         let result = self.call("delete", "pods", api.delete(&pod.name.name, &params)).await;
         result.map(|answer| Answer::Pod(answer.left()))
     }

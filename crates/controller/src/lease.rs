@@ -77,7 +77,7 @@ impl Elector {
         }
         let Some((lease, since)) = &self.seen else {
             let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
-            let lease = Lease { metadata, spec: Some(self.spec(None)), ..Lease::default() };
+            let lease = Lease { metadata, spec: Some(self.spec(None)) };
             let created = self.api.create(&PostParams::default(), &lease).await;
             return self.took(created);
         };

@@ -75,7 +75,7 @@ pub(crate) const REQUIRED: [Kind; 10] = [
 
 impl Watches {
     pub(crate) fn start(client: Client) -> Self {
-        let mut watches = Self { client: client.clone(), streams: SelectAll::new() };
+        let mut watches = Self { client, streams: SelectAll::new() };
         let all = watcher::Config::default;
         watches.add(Kind::Definition, all(), Observation::Definition);
         watches.add(Kind::DriverPolicy, all(), Observation::DriverPolicy);

@@ -13,13 +13,14 @@ use kube::{Api, Client};
 use pitcrew_core::action::{Action, DeleteWhy, Event, NodePatch};
 use pitcrew_core::check::violations;
 use pitcrew_core::contract::{COMPONENT, LEASE_NAME, LOG_TARGET, State};
-use pitcrew_core::names::{NodeName, ResourceVersion};
+use pitcrew_core::names::{NodeName, PoolName, ResourceVersion};
 use pitcrew_core::plan::{Plan, plan};
 use pitcrew_core::policy::Source;
+use pitcrew_core::reason::Kind;
 use pitcrew_core::snapshot::{Object, Pending, Snapshot};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::clock::Clock;
 use crate::events::Events;
@@ -120,6 +121,8 @@ struct Loop {
     on_pass: Option<Pass>,
     in_flight: InFlight,
     complained: BTreeMap<Source, String>,
+    /// What the log last said of each node.
+    told: BTreeMap<(PoolName, NodeName), (State, &'static str)>,
     /// When the next pass is due.
     due: Option<Instant>,
     last_pass: Instant,
@@ -142,6 +145,7 @@ impl Loop {
             on_pass,
             in_flight: FuturesUnordered::new(),
             complained: BTreeMap::new(),
+            told: BTreeMap::new(),
             due: None,
             last_pass: Instant::now(),
         }
@@ -216,6 +220,7 @@ impl Loop {
         self.metrics.planned_in(began.elapsed().as_secs_f64());
         self.drop_violations(&mut plan);
         self.metrics.fleet(&plan);
+        self.log_decisions(&plan);
         if let Some(on_pass) = &mut self.on_pass {
             on_pass(&self.store.snapshot, &plan);
         }
@@ -226,6 +231,25 @@ impl Loop {
         if let Some(at) = wake_at {
             let at = self.clock.instant(at);
             self.due = Some(self.due.map_or(at, |due| due.min(at)));
+        }
+    }
+
+    /// One line per decision, when it is another one than before.
+    fn log_decisions(&mut self, plan: &Plan) {
+        for pool in &plan.pools {
+            for (node, verdict) in &pool.nodes {
+                let decision = (verdict.state, verdict.reason.code());
+                if self.told.insert((pool.name.clone(), node.clone()), decision) == Some(decision) {
+                    continue;
+                }
+                let (state, reason) = (verdict.state, &verdict.reason);
+                // Thousands may wait for a slot; those that will not go on by themselves must be seen.
+                match reason.kind() {
+                    Kind::Blocked | Kind::Failed => warn!(target: LOG_TARGET, %node, %state, "{reason}"),
+                    Kind::Moving | Kind::Paused => info!(target: LOG_TARGET, %node, %state, "{reason}"),
+                    Kind::Done | Kind::Waiting => debug!(target: LOG_TARGET, %node, %state, "{reason}"),
+                }
+            }
         }
     }
 

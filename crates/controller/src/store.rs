@@ -108,7 +108,7 @@ impl Store {
             Observation::Deployment(event) => {
                 self.fold_kind(Kind::Deployment, event, |store, d| store.put_deployment(&d))
             }
-            Observation::Definition(event) => self.fold_definition(event),
+            Observation::Definition(event) => self.fold_definition(&event),
             Observation::Broken(kind, error) => {
                 warn!(?kind, %error, "a watch broke; it is taken up again");
                 Effect::None
@@ -116,12 +116,9 @@ impl Store {
         }
     }
 
-    fn fold_definition(
-        &mut self,
-        event: Event<kube::core::PartialObjectMeta<impl Clone + std::fmt::Debug + Send + 'static>>,
-    ) -> Effect {
-        let kind = match &event {
-            Event::Apply(object) | Event::InitApply(object) => match object.metadata.name.as_deref() {
+    fn fold_definition(&mut self, event: &Event<impl Resource>) -> Effect {
+        let kind = match event {
+            Event::Apply(object) | Event::InitApply(object) => match object.meta().name.as_deref() {
                 Some("clusterpolicies.nvidia.com") => Some(Kind::ClusterPolicy),
                 Some("nvidiadrivers.nvidia.com") => Some(Kind::NvidiaDriver),
                 _ => None,

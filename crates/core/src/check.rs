@@ -59,12 +59,27 @@ impl fmt::Display for Promise {
 pub fn violations(snapshot: &Snapshot, plan: &Plan) -> Vec<Violation> {
     let pools = policy::resolve(&snapshot.sources, snapshot.daemon_sets.values(), &snapshot.namespace);
     let mut found = Vec::new();
+    let mut claimed = BTreeSet::new();
     for done in &plan.pools {
-        let policy = pools.iter().find(|pool| pool.name == done.name).and_then(|pool: &Pool| pool.policy.as_ref().ok());
-        let mine = plan.actions.iter().enumerate().filter(|(_, action)| action.node().is_some_and(|n| done.nodes.contains_key(n)));
-        let mine: Vec<(usize, &Action)> = mine.filter(|(_, action)| belongs(action, done, snapshot)).collect();
+        let policy = pools
+            .iter()
+            .find(|pool| pool.name == done.name)
+            .and_then(|pool: &Pool| pool.policy.as_ref().ok());
+        let mine = plan
+            .actions
+            .iter()
+            .enumerate()
+            .filter(|(_, action)| action.node().is_some_and(|n| done.nodes.contains_key(n)));
+        let mine: Vec<(usize, &Action)> =
+            mine.filter(|(_, action)| belongs(action, done, snapshot)).collect();
+        claimed.extend(mine.iter().map(|(i, _)| *i));
         let mut report = |promise, broken: Vec<(usize, NodeName)>| {
-            found.extend(broken.into_iter().map(|(action, node)| Violation { promise, pool: done.name.clone(), node, action }));
+            found.extend(broken.into_iter().map(|(action, node)| Violation {
+                promise,
+                pool: done.name.clone(),
+                node,
+                action,
+            }));
         };
         report(Promise::OnlyOwnNodes, foreign_nodes(snapshot, &mine));
         report(Promise::OnlyOwnCordon, foreign_cordons(snapshot, done, &mine));
@@ -74,7 +89,23 @@ pub fn violations(snapshot: &Snapshot, plan: &Plan) -> Vec<Violation> {
             report(Promise::NobodyOnTheDevice, under_work(snapshot, policy, &mine));
         }
     }
+    found.extend(on_nobodys_behalf(plan, &claimed));
     found
+}
+
+/// Actions on nodes of no pool, or in the name of a pool that does not have the node.
+fn on_nobodys_behalf(plan: &Plan, claimed: &BTreeSet<usize>) -> Vec<Violation> {
+    let stray = plan.actions.iter().enumerate().filter(|(i, _)| !claimed.contains(i));
+    let violation = |(action, stray): (usize, &Action)| {
+        let pool = match stray {
+            Action::ReadNode(_) => return None,
+            Action::PatchNode(patch) => patch.pool.clone(),
+            _ => "none".into(),
+        };
+        let node = stray.node()?.clone();
+        Some(Violation { promise: Promise::OnlyOwnNodes, pool, node, action })
+    };
+    stray.filter_map(violation).collect()
 }
 
 /// An action on a node that several drivers share belongs to the pool that made it.
@@ -82,8 +113,9 @@ fn belongs(action: &Action, done: &PoolPlan, snapshot: &Snapshot) -> bool {
     match action {
         Action::PatchNode(patch) => patch.pool == done.name,
         Action::RestartDriver(restart) => restart.driver == done.driver,
-        Action::Evict(pod) | Action::Delete(pod, _) => visit(snapshot, &pod.node)
-            .is_none_or(|visit| visit.drivers.contains_key(&done.driver)),
+        Action::Evict(pod) | Action::Delete(pod, _) => {
+            visit(snapshot, &pod.node).is_none_or(|visit| visit.drivers.contains_key(&done.driver))
+        }
         _ => false,
     }
 }
@@ -95,16 +127,22 @@ fn visit<'a>(snapshot: &'a Snapshot, node: &NodeName) -> Option<&'a Visit> {
 type Broken = Vec<(usize, NodeName)>;
 
 fn foreign_nodes(snapshot: &Snapshot, mine: &[(usize, &Action)]) -> Broken {
-    let touches_pods = |action: &Action| matches!(action, Action::Evict(_) | Action::Delete(..) | Action::RestartDriver(_));
-    let ours = |node: &NodeName| visit(snapshot, node).is_some() && snapshot.nodes.get(node).is_some_and(|n| n.unschedulable);
+    let touches_pods =
+        |action: &Action| matches!(action, Action::Evict(_) | Action::Delete(..) | Action::RestartDriver(_));
+    let ours = |node: &NodeName| {
+        visit(snapshot, node).is_some() && snapshot.nodes.get(node).is_some_and(|n| n.unschedulable)
+    };
     let broken = mine.iter().filter(|(_, action)| touches_pods(action));
-    broken.filter_map(|(i, action)| action.node().filter(|node| !ours(node)).map(|node| (*i, node.clone()))).collect()
+    broken
+        .filter_map(|(i, action)| action.node().filter(|node| !ours(node)).map(|node| (*i, node.clone())))
+        .collect()
 }
 
 fn foreign_cordons(snapshot: &Snapshot, done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
     let may_lift = |node: &NodeName| {
         let visit = visit(snapshot, node);
-        let validated = |v: &Visit| v.drivers.get(&done.driver).is_some_and(|w| w.state == State::UncordonRequired);
+        let validated =
+            |v: &Visit| v.drivers.get(&done.driver).is_some_and(|w| w.state == State::UncordonRequired);
         visit.is_some_and(|v| v.holds.cordon && validated(v))
     };
     let lifts = patches(mine).filter(|(_, patch)| patch.unschedulable == Some(false));
@@ -118,7 +156,8 @@ fn restless(done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
     let frozen = matches!(done.status, PoolStatus::Frozen(_));
     // A pause may be noted in the record of a node that is on a visit: label and cordon stay as they are.
     let only_notes = |patch: &NodePatch| {
-        !frozen && patch.to.is_none() && patch.unschedulable.is_none() && patch.annotations.contains_key(VISIT_ANNOTATION)
+        let keeps_place = patch.to.is_none() && patch.unschedulable.is_none() && patch.labels.is_empty();
+        !frozen && keeps_place && patch.annotations.get(VISIT_ANNOTATION).is_some_and(Option::is_some)
     };
     mine.iter()
         .filter(|(_, action)| !matches!(action, Action::PatchNode(patch) if only_notes(patch)))
@@ -131,14 +170,18 @@ fn beyond_limits(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[
     let walking = |name: &NodeName, node: &Node| {
         let recorded = visit(snapshot, name).and_then(|v| v.drivers.get(&done.driver)).map(|walk| walk.state);
         let labelled = node.labels.get(&policy.keys.state).and_then(|value| value.parse::<State>().ok());
-        let sent = snapshot.in_flight.get(&Object::Node(name.clone())).and_then(|p| p.moving_to.as_ref()).map(|(_, s)| *s);
+        let sent = snapshot.in_flight.get(&Object::Node(name.clone())).and_then(|p| p.moving_to.as_ref());
+        let sent = sent.filter(|(driver, _)| *driver == done.driver).map(|(_, state)| *state);
         recorded.or(labelled).is_some_and(State::in_flight) || sent.is_some_and(State::in_flight)
     };
     let nodes: BTreeMap<&NodeName, &Node> =
         done.nodes.keys().filter_map(|name| snapshot.nodes.get_key_value(name)).collect();
     let mut moving = nodes.iter().filter(|(name, node)| walking(name, node)).count();
-    let mut out: BTreeSet<&NodeName> =
-        nodes.iter().filter(|(name, node)| node.is_out() || walking(name, node)).map(|(name, _)| *name).collect();
+    let mut out: BTreeSet<&NodeName> = nodes
+        .iter()
+        .filter(|(name, node)| node.is_out() || walking(name, node))
+        .map(|(name, _)| *name)
+        .collect();
     let limit = policy.max_unavailable.of(nodes.len());
     let mut broken = Vec::new();
     for (i, patch) in patches(mine) {

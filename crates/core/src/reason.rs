@@ -283,7 +283,10 @@ impl fmt::Display for Reason {
             Reason::Moving { to } => write!(f, "moves on to {to}"),
             Reason::Writing => f.write_str("being written"),
             Reason::RevisionPending { daemon_set } => {
-                write!(f, "daemonset/{daemon_set} has a new template that its controller has not taken up yet")
+                write!(
+                    f,
+                    "daemonset/{daemon_set} has a new template that its controller has not taken up yet"
+                )
             }
             Reason::NoDriverPod { daemon_set, .. } => {
                 write!(f, "no driver pod on this node; daemonset/{daemon_set} should make one")
@@ -305,21 +308,30 @@ impl fmt::Display for Reason {
             Reason::Validating { what, .. } => f.write_str(what),
             Reason::Paused => f.write_str("paused: autoUpgrade is false"),
             Reason::Failed { cause } => cause.fmt(f),
-            Reason::FailedWithoutRecord => {
-                f.write_str("labelled upgrade-failed with no record of why; label it upgrade-required to try again")
-            }
+            Reason::FailedWithoutRecord => f.write_str(
+                "labelled upgrade-failed with no record of why; label it upgrade-required to try again",
+            ),
             Reason::PoolFrozen { why } => f.write_str(why),
             Reason::TwoPolicies { pools } => {
-                write!(f, "claimed by more than one policy ({}); make their nodeSelectors disjoint", pools.join(", "))
+                write!(
+                    f,
+                    "claimed by more than one policy ({}); make their nodeSelectors disjoint",
+                    pools.join(", ")
+                )
             }
             Reason::UnknownLabel { label, value } => {
-                write!(f, "label {label} has the unknown value \"{value}\"; remove it to have the node looked at again")
+                write!(
+                    f,
+                    "label {label} has the unknown value \"{value}\"; remove it to have the node looked at again"
+                )
             }
             Reason::LabelChanged { label, record } => write!(
                 f,
                 "somebody set the state label to {label} during a visit that is at {record}; remove the label to go on, or set it to upgrade-required to start again"
             ),
-            Reason::VisitUnreadable { why } => write!(f, "the visit record on the node cannot be read: {why}"),
+            Reason::VisitUnreadable { why } => {
+                write!(f, "the visit record on the node cannot be read: {why}")
+            }
             Reason::ApiError { what, .. } => write!(f, "the Kubernetes API refused a write: {what}"),
             Reason::Conflict => f.write_str("changed by somebody else at the same moment; looks again"),
         }

@@ -11,7 +11,9 @@ pub type Labels = BTreeMap<String, String>;
 
 /// A selector that cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("\"{term}\" is not a label selector term (expected key=value, key!=value, key in (a, b), key notin (a, b), key or !key)")]
+#[error(
+    "\"{term}\" is not a label selector term (expected key=value, key!=value, key in (a, b), key notin (a, b), key or !key)"
+)]
 pub struct BadSelector {
     /// The part that does not fit.
     pub term: String,

@@ -80,7 +80,11 @@ mod tests {
             ("nvcr.io/nvidia/driver@sha256:abc", None),
             ("nvcr.io/nvidia/driver", None),
         ] {
-            assert_eq!(DriverVersion::from_image(image).map(|v| v.to_string()).as_deref(), version, "{image}");
+            assert_eq!(
+                DriverVersion::from_image(image).map(|v| v.to_string()).as_deref(),
+                version,
+                "{image}"
+            );
         }
     }
 }

@@ -127,8 +127,12 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Cause::PodsCannotLeave { what } => write!(f, "pods cannot be evicted: {what}"),
-            Cause::PodsDidNotLeave { what, seconds } => write!(f, "pods did not leave within {seconds} s: {what}"),
-            Cause::DriverNotReady { what, seconds } => write!(f, "driver pod not ready after {seconds} s: {what}"),
+            Cause::PodsDidNotLeave { what, seconds } => {
+                write!(f, "pods did not leave within {seconds} s: {what}")
+            }
+            Cause::DriverNotReady { what, seconds } => {
+                write!(f, "driver pod not ready after {seconds} s: {what}")
+            }
             Cause::NotValidated { what, seconds } => write!(f, "not validated after {seconds} s: {what}"),
         }
     }
@@ -147,7 +151,13 @@ pub enum Unreadable {
 
 impl Visit {
     /// A visit that begins now with one driver's walk.
-    pub fn begin(rollout: Option<String>, now: Timestamp, holds: Holds, driver: DriverName, walk: Walk) -> Self {
+    pub fn begin(
+        rollout: Option<String>,
+        now: Timestamp,
+        holds: Holds,
+        driver: DriverName,
+        walk: Walk,
+    ) -> Self {
         Self { v: FORMAT, rollout, since: now, holds, drivers: BTreeMap::from([(driver, walk)]) }
     }
 
@@ -175,7 +185,15 @@ impl Visit {
 impl Walk {
     /// A walk that enters `state` now.
     pub fn begin(state: State, now: Timestamp, target: RevisionHash) -> Self {
-        Self { state, since: now, paused: Pause::default(), target, attempts: 0, replace: None, failure: None }
+        Self {
+            state,
+            since: now,
+            paused: Pause::default(),
+            target,
+            attempts: 0,
+            replace: None,
+            failure: None,
+        }
     }
 
     /// The same walk, one state on.
@@ -187,8 +205,13 @@ impl Walk {
     /// The same walk from its beginning, to `target`, because a person or a new version asks for it.
     #[must_use]
     pub fn retry(&self, now: Timestamp, target: RevisionHash) -> Self {
-        let replace = self.failure.as_ref().and_then(|f| f.pod.clone());
-        Self { attempts: self.attempts + 1, replace, ..Self::begin(State::UpgradeRequired, now, target) }
+        // A second retry before the restart must not forget the pod that the first one was about.
+        let replace = self.failure.as_ref().and_then(|f| f.pod.clone()).or_else(|| self.replace.clone());
+        Self {
+            attempts: self.attempts.saturating_add(1),
+            replace,
+            ..Self::begin(State::UpgradeRequired, now, target)
+        }
     }
 
     /// The same walk, failed.
@@ -200,8 +223,9 @@ impl Walk {
     /// When a limit on the present state runs out. Paused time does not count.
     pub fn deadline(&self, limit: SignedDuration, now: Timestamp) -> Timestamp {
         let paused_now = self.paused.since.map_or(SignedDuration::ZERO, |since| now.duration_since(since));
-        let paused = paused_now + SignedDuration::from_secs(self.paused.seconds);
-        self.since.saturating_add(limit + paused).unwrap_or(Timestamp::MAX)
+        // People edit annotations, and a limit may be as long as its field: no sum here may overflow.
+        let paused = paused_now.saturating_add(SignedDuration::from_secs(self.paused.seconds));
+        self.since.saturating_add(limit.saturating_add(paused)).unwrap_or(Timestamp::MAX)
     }
 
     /// The same walk with the pause beginning or ending now; `None` if it already is so.
@@ -209,7 +233,8 @@ impl Walk {
         let pause = match (paused, self.paused.since) {
             (true, None) => Pause { since: Some(now), ..self.paused },
             (false, Some(since)) => {
-                Pause { since: None, seconds: self.paused.seconds + now.duration_since(since).as_secs() }
+                let seconds = self.paused.seconds.saturating_add(now.duration_since(since).as_secs());
+                Pause { since: None, seconds }
             }
             _ => return None,
         };
@@ -238,7 +263,8 @@ mod tests {
     fn the_record_reads_back_and_stays_small() {
         let now = at("2026-01-01T00:00:00Z");
         let mut walk = Walk::begin(State::UpgradeFailed, now, "6b7f".into());
-        let cause = Cause::NotValidated { what: "pod gpu-operator/validator-x is not ready".into(), seconds: 600 };
+        let cause =
+            Cause::NotValidated { what: "pod gpu-operator/validator-x is not ready".into(), seconds: 600 };
         walk.failure = Some(Failure { cause, pod: Some("uid-1".into()) });
         let visit = Visit::begin(Some("gpu-1".into()), now, Holds { cordon: true }, "gpu".into(), walk);
         let text = visit.to_text();

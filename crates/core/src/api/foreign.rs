@@ -9,7 +9,13 @@ use serde_json::Value;
 
 /// The GPU Operator's cluster-wide configuration.
 #[derive(CustomResource, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[kube(group = "nvidia.com", version = "v1", kind = "ClusterPolicy", plural = "clusterpolicies", schema = "disabled")]
+#[kube(
+    group = "nvidia.com",
+    version = "v1",
+    kind = "ClusterPolicy",
+    plural = "clusterpolicies",
+    schema = "disabled"
+)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterPolicySpec {
     /// The driver's part.
@@ -22,7 +28,13 @@ pub struct ClusterPolicySpec {
 
 /// One driver for one part of the fleet.
 #[derive(CustomResource, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[kube(group = "nvidia.com", version = "v1alpha1", kind = "NVIDIADriver", plural = "nvidiadrivers", schema = "disabled")]
+#[kube(
+    group = "nvidia.com",
+    version = "v1alpha1",
+    kind = "NVIDIADriver",
+    plural = "nvidiadrivers",
+    schema = "disabled"
+)]
 #[serde(rename_all = "camelCase")]
 pub struct NVIDIADriverSpec {
     /// The upgrade options.

@@ -30,6 +30,8 @@ pub struct Ledger {
     pub granted: BTreeMap<NodeName, usize>,
     /// Those that wait, with the number of nodes before them.
     pub waiting: BTreeMap<NodeName, usize>,
+    /// Of those that start now, the ones that were in service until now.
+    newly_out: usize,
 }
 
 /// A node that would start if it could.
@@ -70,21 +72,26 @@ impl Ledger {
 
     /// How many more could start, if each of them were in service now.
     pub fn free(&self) -> usize {
-        let parallel = self.max_parallel.map_or(usize::MAX, |limit| (limit as usize).saturating_sub(self.moving));
+        let parallel =
+            self.max_parallel.map_or(usize::MAX, |limit| (limit as usize).saturating_sub(self.moving));
         parallel.min(self.max_out.saturating_sub(self.out))
     }
 
     /// Gives slots to candidates in their order, as long as both limits allow.
     pub(super) fn grant(&mut self, mut candidates: Vec<Candidate<'_>>) {
         candidates.sort_by(|a, b| a.rank().cmp(&b.rank()));
-        let (mut moving, mut out) = (self.moving, self.out);
+        let mut moving = self.moving;
         for candidate in candidates {
             let parallel_ok = self.max_parallel.is_none_or(|limit| moving < limit as usize);
             // With the limit at 0 nothing starts, not even what is out already: that is the brake.
-            let out_ok = if candidate.already_out { self.max_out > 0 } else { out < self.max_out };
+            let out_ok = if candidate.already_out {
+                self.max_out > 0
+            } else {
+                self.out + self.newly_out < self.max_out
+            };
             if parallel_ok && out_ok {
                 moving += 1;
-                out += usize::from(!candidate.already_out);
+                self.newly_out += usize::from(!candidate.already_out);
                 self.granted.insert(candidate.name.clone(), self.granted.len());
             } else {
                 self.waiting.insert(candidate.name.clone(), self.waiting.len());
@@ -95,10 +102,12 @@ impl Ledger {
     /// The limit that keeps waiting nodes waiting.
     pub fn binding(&self) -> Limit {
         match self.max_parallel {
-            Some(limit) if self.moving + self.granted.len() >= limit as usize => Limit::MaxParallelUpgrades(limit),
+            Some(limit) if self.moving + self.granted.len() >= limit as usize => {
+                Limit::MaxParallelUpgrades(limit)
+            }
             _ => Limit::MaxUnavailable {
                 limit: self.max_out,
-                out: self.out + self.granted.len(),
+                out: self.out + self.newly_out,
                 foreign: self.foreign.first().cloned(),
             },
         }
@@ -126,16 +135,79 @@ mod tests {
     fn slots_are_the_smaller_of_both_limits() {
         let percent = Amount::Percent;
         let cases = [
-            Case { parallel: 3, unavailable: percent(100), moving: 0, foreign: 0, candidates: (5, 0), start: 3 },
-            Case { parallel: 4, unavailable: percent(100), moving: 3, foreign: 0, candidates: (2, 0), start: 1 },
-            Case { parallel: 4, unavailable: Amount::Nodes(4), moving: 3, foreign: 0, candidates: (2, 0), start: 1 },
-            Case { parallel: 0, unavailable: percent(50), moving: 0, foreign: 2, candidates: (3, 0), start: 1 },
-            Case { parallel: 3, unavailable: Amount::Nodes(2), moving: 0, foreign: 0, candidates: (5, 0), start: 2 },
-            Case { parallel: 0, unavailable: percent(100), moving: 0, foreign: 0, candidates: (3, 2), start: 5 },
-            Case { parallel: 0, unavailable: percent(50), moving: 0, foreign: 0, candidates: (3, 2), start: 3 },
+            Case {
+                parallel: 3,
+                unavailable: percent(100),
+                moving: 0,
+                foreign: 0,
+                candidates: (5, 0),
+                start: 3,
+            },
+            Case {
+                parallel: 4,
+                unavailable: percent(100),
+                moving: 3,
+                foreign: 0,
+                candidates: (2, 0),
+                start: 1,
+            },
+            Case {
+                parallel: 4,
+                unavailable: Amount::Nodes(4),
+                moving: 3,
+                foreign: 0,
+                candidates: (2, 0),
+                start: 1,
+            },
+            Case {
+                parallel: 0,
+                unavailable: percent(50),
+                moving: 0,
+                foreign: 2,
+                candidates: (3, 0),
+                start: 1,
+            },
+            Case {
+                parallel: 3,
+                unavailable: Amount::Nodes(2),
+                moving: 0,
+                foreign: 0,
+                candidates: (5, 0),
+                start: 2,
+            },
+            Case {
+                parallel: 0,
+                unavailable: percent(100),
+                moving: 0,
+                foreign: 0,
+                candidates: (3, 2),
+                start: 5,
+            },
+            Case {
+                parallel: 0,
+                unavailable: percent(50),
+                moving: 0,
+                foreign: 0,
+                candidates: (3, 2),
+                start: 3,
+            },
             // NVIDIA's starts any number of cordoned nodes past every limit (W5).
-            Case { parallel: 1, unavailable: percent(100), moving: 0, foreign: 0, candidates: (0, 5), start: 1 },
-            Case { parallel: 0, unavailable: Amount::Nodes(0), moving: 0, foreign: 0, candidates: (2, 3), start: 0 },
+            Case {
+                parallel: 1,
+                unavailable: percent(100),
+                moving: 0,
+                foreign: 0,
+                candidates: (0, 5),
+                start: 1,
+            },
+            Case {
+                parallel: 0,
+                unavailable: Amount::Nodes(0),
+                moving: 0,
+                foreign: 0,
+                candidates: (2, 3),
+                start: 0,
+            },
         ];
         for (index, case) in cases.iter().enumerate() {
             let Case { parallel, unavailable, moving, foreign, candidates: (inside, outside), start } = *case;
@@ -148,7 +220,8 @@ mod tests {
                 max_out: unavailable.of(total),
                 ..Ledger::default()
             };
-            let names: Vec<NodeName> = (0..inside + outside).map(|i| NodeName::from(format!("n{i}"))).collect();
+            let names: Vec<NodeName> =
+                (0..inside + outside).map(|i| NodeName::from(format!("n{i}"))).collect();
             let candidate = |(i, name)| Candidate {
                 name,
                 healthy: true,
@@ -166,7 +239,8 @@ mod tests {
     fn order_is_broken_first_then_cheapest_then_name_and_own_node_last() {
         let names = ["own", "late", "early", "idle", "broken"].map(NodeName::from);
         let [own, late, early, idle, broken] = &names;
-        let plain = |name| Candidate { name, healthy: true, already_out: false, pods: 1, devices: 1, own: false };
+        let plain =
+            |name| Candidate { name, healthy: true, already_out: false, pods: 1, devices: 1, own: false };
         let candidates = vec![
             Candidate { own: true, healthy: false, ..plain(own) },
             plain(late),

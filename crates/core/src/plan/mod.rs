@@ -96,10 +96,9 @@ pub struct Verdict {
 pub fn plan(snapshot: &Snapshot) -> Plan {
     let pools = policy::resolve(&snapshot.sources, snapshot.daemon_sets.values(), &snapshot.namespace);
     let mut plan = Plan::default();
-    let mut budgets = removal::BudgetBook::open(snapshot);
-    let claims = pool::claims(snapshot, &pools);
+    let mut pass = pool::Pass::begin(snapshot, &pools);
     for pool in &pools {
-        let pool_plan = pool::plan_pool(snapshot, pool, &claims, &mut budgets, &mut plan);
+        let pool_plan = pool::plan_pool(snapshot, pool, &mut pass, &mut plan);
         rollout::report(snapshot, pool, &pool_plan, &mut plan);
         plan.pools.push(pool_plan);
     }

@@ -6,16 +6,17 @@ use super::ledger::{Candidate, Ledger};
 use super::removal::BudgetBook;
 use super::walk::{self, Decision};
 use super::{Plan, PoolPlan, PoolStatus, Verdict};
+use crate::action::Action;
 use crate::api::Mode;
 use crate::contract::State;
 use crate::names::{DriverName, NodeName, RevisionHash, Uid};
 use crate::policy::{Policy, Pool, Source};
 use crate::reason::Reason;
-use crate::snapshot::{DaemonSet, Node, Object, Pod, Snapshot};
+use crate::snapshot::{DaemonSet, Node, Object, Pod, SetbackKind, Snapshot};
 use crate::visit::{Visit, Walk};
 
 /// Nodes that more than one policy of the same driver claims, with the policies' names.
-pub(super) type Claims<'a> = BTreeMap<(&'a DriverName, &'a NodeName), Vec<String>>;
+type Claims<'a> = BTreeMap<(&'a DriverName, &'a NodeName), Vec<String>>;
 
 /// One pool in one pass: what the steps of the walk look things up in.
 pub(super) struct View<'a> {
@@ -26,6 +27,36 @@ pub(super) struct View<'a> {
     pub(super) targets: BTreeMap<&'a Uid, Option<&'a RevisionHash>>,
     /// The rollout that visits belong to.
     pub(super) rollout: Option<String>,
+    /// The policies of other drivers, which may be at work on the same nodes.
+    pub(super) rivals: Vec<&'a Policy>,
+}
+
+/// What the pools of one pass share.
+pub(super) struct Pass<'a> {
+    pools: &'a [Pool],
+    claims: Claims<'a>,
+    budgets: BudgetBook<'a>,
+    /// Nodes that a pool writes in this pass: the next one waits for the one after.
+    written: BTreeSet<&'a NodeName>,
+}
+
+impl<'a> Pass<'a> {
+    pub(super) fn begin(snapshot: &'a Snapshot, pools: &'a [Pool]) -> Self {
+        let (claims, budgets) = (claims(snapshot, pools), BudgetBook::open(snapshot));
+        Self { pools, claims, budgets, written: BTreeSet::new() }
+    }
+
+    /// At most one write per node, whoever makes it.
+    fn one_write(&mut self, node: &'a NodeName, decision: &mut Decision) {
+        let writes = |action: &Action| matches!(action, Action::PatchNode(_) | Action::ReadNode(_));
+        if self.pools.len() == 1 || !decision.actions.iter().any(writes) || self.written.insert(node) {
+            return;
+        }
+        decision.actions.clear();
+        if matches!(decision.reason, Reason::Moving { .. }) {
+            decision.reason = Reason::Writing;
+        }
+    }
 }
 
 /// One node of a pool.
@@ -44,8 +75,8 @@ pub(super) enum Standing<'a> {
     Visit(&'a Visit, &'a Walk),
     /// It is not: the label is the truth.
     Label(State),
-    /// Nobody can tell.
-    Held(Reason),
+    /// Nobody can tell, or only the label could.
+    Held(Reason, State),
 }
 
 /// How a driver pod compares with what it should be.
@@ -65,8 +96,7 @@ impl<'a> Member<'a> {
     pub(super) fn state(&self) -> State {
         match &self.standing {
             Standing::Visit(_, walk) => walk.state,
-            Standing::Label(state) => *state,
-            Standing::Held(_) => State::Unknown,
+            Standing::Label(state) | Standing::Held(_, state) => *state,
         }
     }
 
@@ -102,11 +132,10 @@ impl<'a> Member<'a> {
 }
 
 /// Plans one pool: verdicts for its nodes, actions into `plan`.
-pub(super) fn plan_pool(
-    snapshot: &Snapshot,
-    pool: &Pool,
-    claims: &Claims<'_>,
-    budgets: &mut BudgetBook<'_>,
+pub(super) fn plan_pool<'a>(
+    snapshot: &'a Snapshot,
+    pool: &'a Pool,
+    pass: &mut Pass<'a>,
     plan: &mut Plan,
 ) -> PoolPlan {
     let empty = |status| PoolPlan {
@@ -127,17 +156,22 @@ pub(super) fn plan_pool(
     let targets = targets(snapshot, &daemon_sets);
     let target = target_map(&targets, &daemon_sets);
     let rollout = super::rollout::current(snapshot, pool, &target);
-    let view = View { snapshot, pool, policy, targets, rollout };
+    let others = pass.pools.iter().filter(|other| other.driver != pool.driver);
+    let rivals = others.filter_map(|other| other.policy.as_ref().ok()).collect();
+    let view = View { snapshot, pool, policy, targets, rollout, rivals };
     let status = status(&view, &daemon_sets, plan);
     let members = members(&view, &daemon_sets);
-    let ledger = ledger(&view, &members, claims, &status);
+    let ledger = ledger(&view, &members, &pass.claims, &status);
 
     let mut result = empty(status);
     for member in &members {
-        let conflict = claims.get(&(&pool.driver, member.name));
-        let Decision { reason, actions, wake_at } = walk::decide(&view, member, &ledger, &result.status, conflict, budgets);
+        let conflict = pass.claims.get(&(&pool.driver, member.name));
+        let mut decision = walk::decide(&view, member, &ledger, &result.status, conflict, &mut pass.budgets);
+        pass.one_write(member.name, &mut decision);
+        let Decision { reason, actions, wake_at } = decision;
         plan.actions.extend(actions);
-        if let Some(at) = wake_at {
+        // What is due already does not become due again: whatever keeps it waiting will wake us.
+        if let Some(at) = wake_at.filter(|at| *at > snapshot.now) {
             plan.wake(at);
         }
         let verdict = Verdict {
@@ -201,7 +235,10 @@ fn daemon_sets<'a>(snapshot: &'a Snapshot, policy: &Policy) -> Vec<&'a DaemonSet
 }
 
 /// The newest revision of each DaemonSet, if its controller has caught up with its spec.
-fn targets<'a>(snapshot: &'a Snapshot, daemon_sets: &[&'a DaemonSet]) -> BTreeMap<&'a Uid, Option<&'a RevisionHash>> {
+fn targets<'a>(
+    snapshot: &'a Snapshot,
+    daemon_sets: &[&'a DaemonSet],
+) -> BTreeMap<&'a Uid, Option<&'a RevisionHash>> {
     let mut newest: BTreeMap<&Uid, (i64, &RevisionHash)> = BTreeMap::new();
     for revision in snapshot.revisions.values() {
         let entry = newest.entry(&revision.owner).or_insert((revision.number, &revision.hash));
@@ -221,7 +258,8 @@ fn target_map(
     targets: &BTreeMap<&Uid, Option<&RevisionHash>>,
     daemon_sets: &[&DaemonSet],
 ) -> BTreeMap<String, RevisionHash> {
-    let entry = |ds: &&DaemonSet| Some((ds.name.name.to_string(), targets.get(&ds.uid).copied().flatten()?.clone()));
+    let entry =
+        |ds: &&DaemonSet| Some((ds.name.name.to_string(), targets.get(&ds.uid).copied().flatten()?.clone()));
     daemon_sets.iter().map(entry).collect::<Option<_>>().unwrap_or_default()
 }
 
@@ -255,12 +293,21 @@ fn member<'a>(
         .copied();
     let standing = standing(policy, node);
     let on_visit = matches!(standing, Standing::Visit(..));
-    (pod.is_some() || daemon_set.is_some() || on_visit).then_some(Member { name, node, daemon_set, pod, standing })
+    (pod.is_some() || daemon_set.is_some() || on_visit).then_some(Member {
+        name,
+        node,
+        daemon_set,
+        pod,
+        standing,
+    })
 }
 
 fn standing<'a>(policy: &Policy, node: &'a Node) -> Standing<'a> {
     match &node.visit {
-        Some(Err(unreadable)) => return Standing::Held(Reason::VisitUnreadable { why: unreadable.to_string() }),
+        Some(Err(unreadable)) => {
+            let reason = Reason::VisitUnreadable { why: unreadable.to_string() };
+            return Standing::Held(reason, label_state(policy, node).unwrap_or_default());
+        }
         Some(Ok(visit)) => {
             if let Some(walk) = visit.drivers.get(&policy.driver) {
                 return Standing::Visit(visit, walk);
@@ -270,7 +317,7 @@ fn standing<'a>(policy: &Policy, node: &'a Node) -> Standing<'a> {
     }
     match label_state(policy, node) {
         Ok(state) => Standing::Label(state),
-        Err(reason) => Standing::Held(reason),
+        Err(reason) => Standing::Held(reason, State::Unknown),
     }
 }
 
@@ -283,7 +330,7 @@ pub(super) fn label_state(policy: &Policy, node: &Node) -> Result<State, Reason>
 }
 
 /// Nodes that two policies of one driver claim. Nothing is done with them.
-pub(super) fn claims<'a>(snapshot: &'a Snapshot, pools: &'a [Pool]) -> Claims<'a> {
+fn claims<'a>(snapshot: &'a Snapshot, pools: &'a [Pool]) -> Claims<'a> {
     let mut claims = Claims::new();
     let mut drivers: BTreeMap<&DriverName, Vec<(&Pool, &Policy)>> = BTreeMap::new();
     for pool in pools {
@@ -310,6 +357,12 @@ fn ledger(view: &View<'_>, members: &[Member<'_>], claims: &Claims<'_>, status: 
         let pending = view.snapshot.in_flight.get(&Object::Node(member.name.clone()))?;
         pending.moving_to.as_ref().filter(|(driver, _)| *driver == policy.driver).map(|(_, state)| *state)
     };
+    // A node that the API lets nobody write must not keep a slot from the others. One whose write has an unknown
+    // outcome keeps its slot until that is known: it may have started.
+    let refuses = |member: &Member<'_>| {
+        let setback = view.snapshot.setbacks.get(&Object::Node(member.name.clone()));
+        setback.is_some_and(|s| matches!(s.kind, SetbackKind::Error(_)) && s.retry_at > view.snapshot.now)
+    };
     let mut ledger = Ledger::open(members.len(), policy);
     let mut candidates = Vec::new();
     for member in members {
@@ -319,7 +372,8 @@ fn ledger(view: &View<'_>, members: &[Member<'_>], claims: &Claims<'_>, status: 
         let foreign = member.counts_as_out(pending) && !moving && member.walk().is_none();
         ledger.count(member.name, moving, member.counts_as_out(pending), foreign);
         let claimed = claims.contains_key(&(&view.pool.driver, member.name));
-        if *status == PoolStatus::Active && !claimed && pending.is_none() && walk::may_start(view, member).is_ok() {
+        let ready = !claimed && pending.is_none() && !refuses(member);
+        if *status == PoolStatus::Active && ready && walk::may_start(view, member).is_ok() {
             candidates.push(candidate(view, member));
         }
     }
@@ -328,7 +382,8 @@ fn ledger(view: &View<'_>, members: &[Member<'_>], claims: &Claims<'_>, status: 
 }
 
 fn candidate<'a>(view: &View<'a>, member: &Member<'a>) -> Candidate<'a> {
-    let users = view.snapshot.pods_on(member.name).filter(|pod| super::uses_device(&view.policy.devices, pod));
+    let users =
+        view.snapshot.pods_on(member.name).filter(|pod| super::uses_device(&view.policy.devices, pod));
     let (pods, devices) = users.fold((0, 0), |(pods, devices), pod| {
         (pods + 1, devices + pod.resources.iter().map(|(_, amount)| *amount).sum::<u32>())
     });

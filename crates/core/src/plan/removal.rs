@@ -39,7 +39,9 @@ pub(super) fn undeletable<'a>(pods: impl Iterator<Item = &'a Pod>, removal: Remo
     let why = |pod: &Pod| match () {
         () if pod.deleting.is_some() => None,
         () if pod.is_daemon() => Some("belongs to a DaemonSet, which would put it back at once"),
-        () if pod.owner.is_none() && !removal.force => Some("has no controller that would make it again (set force)"),
+        () if pod.owner.is_none() && !removal.force => {
+            Some("has no controller that would make it again (set force)")
+        }
         () if pod.empty_dir && !removal.delete_empty_dir => Some("has emptyDir data (set deleteEmptyDir)"),
         () => None,
     };
@@ -143,10 +145,9 @@ impl<'a> BudgetBook<'a> {
         let namespace = pod.name.namespace.clone();
         let first = ObjectName { namespace: namespace.clone(), name: "".into() };
         let labels = pod.labels.clone();
-        self.budgets
-            .range(first..)
-            .take_while(move |(name, _)| name.namespace == namespace)
-            .filter(move |(_, budget)| budget.selector.as_ref().is_some_and(|selector| selector.matches(&labels)))
+        self.budgets.range(first..).take_while(move |(name, _)| name.namespace == namespace).filter(
+            move |(_, budget)| budget.selector.as_ref().is_some_and(|selector| selector.matches(&labels)),
+        )
     }
 
     fn spend(&mut self, pod: &Pod) {
@@ -159,7 +160,9 @@ impl<'a> BudgetBook<'a> {
     fn take(&mut self, pod: &Pod) -> Result<(), (&'a ObjectName, &'a Budget)> {
         let spent = |name| self.spent.get(name).copied().unwrap_or(0);
         // A pod that is not ready can leave whatever the budget says, if nobody is harmed: the API decides that.
-        let exhausted = self.of(pod).find(|(name, budget)| pod.ready && budget.allowed - spent(*name) <= 0);
+        // The API refuses while a budget's status is behind its spec, so such a number is worth nothing.
+        let left = |name, budget: &Budget| if budget.current { budget.allowed - spent(name) } else { 0 };
+        let exhausted = self.of(pod).find(|(name, budget)| pod.ready && left(*name, budget) <= 0);
         if let Some(exhausted) = exhausted {
             return Err(exhausted);
         }

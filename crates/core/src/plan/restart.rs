@@ -1,7 +1,9 @@
 //! `pod-restart-required`: the old driver pod goes, the new one comes up, within `limits.driverReady`.
 
-use super::pool::{Member, Freshness, View};
-use super::walk::{self, Decision, fail, go, ran_out};
+use jiff::Timestamp;
+
+use super::pool::{Freshness, Member, View};
+use super::walk::{self, Decision, deadline, fail, go, ran_out};
 use crate::action::{Action, NodePatch, PodRef, RestartDriver};
 use crate::contract::State;
 use crate::reason::Reason;
@@ -10,11 +12,14 @@ use crate::visit::{Cause, Walk};
 
 pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
     let limit = view.policy.limits.driver_ready;
-    let until = walk.deadline(limit, view.snapshot.now);
-    let failed = |what: String| fail(view, member, walk, Cause::DriverNotReady { what, seconds: limit.as_secs() });
+    let until = deadline(view, walk, limit);
+    let failed =
+        |what: String| fail(view, member, walk, Cause::DriverNotReady { what, seconds: limit.as_secs() });
     let Some(pod) = member.pod else {
         return match (ran_out(view, until), member.daemon_set) {
-            (false, Some(ds)) => Decision::stay(Reason::NoDriverPod { daemon_set: ds.name.clone(), until: Some(until) }),
+            (false, Some(ds)) => {
+                Decision::stay(Reason::NoDriverPod { daemon_set: ds.name.clone(), until: Some(until) })
+            }
             _ => failed("no DaemonSet made a driver pod for this node".to_owned()),
         };
     };
@@ -25,7 +30,9 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
         return Decision::stay(Reason::DriverStopping { pod: pod.name.clone(), until });
     }
     let sync = member.sync(view);
-    if sync == Freshness::InSync && member.driver_ready() && !waits_for_safe_load(view, member) {
+    // A failed attempt's pod is replaced even if its revision is right: that is what a retry is for.
+    let retried = walk.replace.as_ref() == Some(&pod.uid);
+    if sync == Freshness::InSync && member.driver_ready() && !retried && !waits_for_safe_load(view, member) {
         let next = State::ValidationRequired;
         let target = walk::target_of(view, member, walk).clone();
         return go(view, member, next, Some(Walk { target, ..walk.enter(next, view.snapshot.now) }));
@@ -34,10 +41,8 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
     if waits_for_safe_load(view, member) && sync == Freshness::InSync {
         return Decision::act(starting, release_safe_load(view, member));
     }
-    // A failed attempt's pod is replaced even if its revision is right: that is what a retry is for.
-    let retried = walk.replace.as_ref() == Some(&pod.uid);
     if matches!(sync, Freshness::Outdated | Freshness::Orphaned) || retried {
-        return restart(view, member, pod, starting);
+        return restart(view, member, walk, pod, until);
     }
     if ran_out(view, until) {
         return failed(format!("pod {}: {}", pod.name, says(pod)));
@@ -46,11 +51,12 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
 }
 
 /// Deletes the driver pod, unless something holds the device again or the last attempt has to cool off.
-fn restart(view: &View<'_>, member: &Member<'_>, pod: &Pod, reason: Reason) -> Decision {
+fn restart(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: Timestamp) -> Decision {
     let snapshot = view.snapshot;
+    let reason = Reason::DriverStopping { pod: pod.name.clone(), until };
     let object = Object::Pod(pod.name.clone());
     let holder = snapshot.pods_on(member.name).find(|p| super::uses_device(&view.policy.devices, p));
-    if let (Some(_), Some(walk)) = (holder, member.walk()) {
+    if holder.is_some() {
         // Something that tolerates the cordon came back. It has to leave like the others did.
         let back = State::PodDeletionRequired;
         return go(view, member, back, Some(walk.enter(back, snapshot.now)));
@@ -59,7 +65,12 @@ fn restart(view: &View<'_>, member: &Member<'_>, pod: &Pod, reason: Reason) -> D
         return Decision::stay(reason);
     }
     if let Some(setback) = snapshot.setbacks.get(&object).filter(|setback| setback.retry_at > snapshot.now) {
-        return Decision { wake_at: Some(setback.retry_at), ..Decision::stay(reason) };
+        if ran_out(view, until) {
+            let (what, limit) =
+                (format!("the old pod {} cannot be deleted", pod.name), view.policy.limits.driver_ready);
+            return fail(view, member, walk, Cause::DriverNotReady { what, seconds: limit.as_secs() });
+        }
+        return Decision { wake_at: Some(setback.retry_at.min(until)), ..Decision::stay(reason) };
     }
     let restart = RestartDriver {
         driver: view.policy.driver.clone(),

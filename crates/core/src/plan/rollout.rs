@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Plan, PoolPlan, PoolStatus};
+use super::{Plan, PoolPlan, PoolStatus, Verdict};
 use crate::action::Action;
 use crate::api::{
     DriverPolicyStatus, ROLLOUT_FAILURES_MAX, RolloutFailure, RolloutPhase, RolloutSpec, RolloutStatus,
@@ -23,7 +23,11 @@ use crate::snapshot::{Object, Rollout, Snapshot};
 const PACE: SignedDuration = SignedDuration::from_secs(2);
 
 /// The rollout that visits of this pool belong to: the newest if it has this target, else the one to come.
-pub(super) fn current(snapshot: &Snapshot, pool: &Pool, target: &BTreeMap<String, RevisionHash>) -> Option<String> {
+pub(super) fn current(
+    snapshot: &Snapshot,
+    pool: &Pool,
+    target: &BTreeMap<String, RevisionHash>,
+) -> Option<String> {
     match newest(snapshot, pool) {
         Some((number, rollout)) if has_target(rollout, target) => Some(name(pool, number)),
         newest => (!target.is_empty()).then(|| name(pool, newest.map_or(1, |(number, _)| number + 1))),
@@ -47,7 +51,12 @@ fn rollouts<'a>(snapshot: &'a Snapshot, pool: &Pool) -> impl Iterator<Item = (u3
 }
 
 fn has_target(rollout: &Rollout, target: &BTreeMap<String, RevisionHash>) -> bool {
-    rollout.spec.target.iter().map(|(k, v)| (k.as_str(), v.as_str())).eq(target.iter().map(|(k, v)| (k.as_str(), v.as_str())))
+    rollout
+        .spec
+        .target
+        .iter()
+        .map(|(k, v)| (k.as_str(), v.as_str()))
+        .eq(target.iter().map(|(k, v)| (k.as_str(), v.as_str())))
 }
 
 /// Says what there is to say about a pool.
@@ -57,16 +66,23 @@ pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &m
         return;
     }
     let newest = newest(snapshot, pool);
-    let Some((number, rollout)) = newest.filter(|(_, rollout)| has_target(rollout, &done.target)) else {
-        let started = |state: State| state == State::UpgradeRequired || state.in_flight();
-        if done.status == PoolStatus::Active && done.nodes.values().any(|v| started(v.state)) {
+    let current = newest.filter(|(_, rollout)| has_target(rollout, &done.target));
+    for (older, rollout) in
+        rollouts(snapshot, pool).filter(|(number, _)| current.is_none_or(|(now, _)| *number != now))
+    {
+        supersede(snapshot, &name(pool, older), rollout, plan);
+    }
+    let Some((number, rollout)) = current else {
+        // A node that finds itself up to date again does not have to move.
+        let waits = |v: &Verdict| {
+            v.state == State::UpgradeRequired && v.reason != Reason::Moving { to: State::UpgradeDone }
+        };
+        let has_to_move = |v: &Verdict| waits(v) || v.state.in_flight();
+        if done.status == PoolStatus::Active && done.nodes.values().any(has_to_move) {
             create(snapshot, pool, done, newest.map_or(1, |(number, _)| number + 1), plan);
         }
         return;
     };
-    for (older, rollout) in rollouts(snapshot, pool).filter(|(older, _)| *older != number) {
-        supersede(snapshot, &name(pool, older), rollout, plan);
-    }
     progress(snapshot, &name(pool, number), rollout, done, plan);
 }
 
@@ -88,7 +104,9 @@ fn supersede(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan
     let over = |s: &RolloutStatus| {
         matches!(s.phase, RolloutPhase::Done | RolloutPhase::Failed | RolloutPhase::Superseded)
     };
-    if rollout.status.as_ref().is_some_and(over) || !may_write(snapshot, &Object::Rollout(name.to_owned()), plan) {
+    if rollout.status.as_ref().is_some_and(over)
+        || !may_write(snapshot, &Object::Rollout(name.to_owned()), plan)
+    {
         return;
     }
     let status = RolloutStatus {
@@ -153,7 +171,9 @@ fn failures(done: &PoolPlan) -> Vec<RolloutFailure> {
         .nodes
         .iter()
         .filter_map(|(node, verdict)| match (&verdict.reason, verdict.since) {
-            (Reason::Failed { cause }, Some(at)) => Some((at, RolloutFailure::new(node.as_str(), at, cause.to_string()))),
+            (Reason::Failed { cause }, Some(at)) => {
+                Some((at, RolloutFailure::new(node.as_str(), at, cause.to_string())))
+            }
             _ => None,
         })
         .collect();

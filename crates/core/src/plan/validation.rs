@@ -1,7 +1,7 @@
 //! `validation-required`: the new driver proves itself, within `limits.validation`. A failure stays one (W1).
 
-use super::pool::{Member, Freshness, View};
-use super::walk::{Decision, fail, go, ran_out};
+use super::pool::{Freshness, Member, View};
+use super::walk::{Decision, deadline, fail, go, ran_out};
 use crate::action::{Action, DeleteWhy, PodRef};
 use crate::contract::State;
 use crate::reason::Reason;
@@ -10,7 +10,7 @@ use crate::visit::{Cause, Walk};
 
 pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
     let limit = view.policy.limits.validation;
-    let until = walk.deadline(limit, view.snapshot.now);
+    let until = deadline(view, walk, limit);
     if member.sync(view) == Freshness::Outdated {
         // A newer version came while this one was on trial. The node is empty: restart it once more, now.
         let back = State::PodRestartRequired;
@@ -24,7 +24,9 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
         missing => missing,
     };
     let (what, stale) = match missing {
-        Missing::Stale(pod) => (format!("validator pod {} proved the old driver; it is replaced", pod.name), Some(pod)),
+        Missing::Stale(pod) => {
+            (format!("validator pod {} proved the old driver; it is replaced", pod.name), Some(pod))
+        }
         Missing::Other(what) => (what, None),
         Missing::Nothing => (String::new(), None),
     };
@@ -32,13 +34,18 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
         return fail(view, member, walk, Cause::NotValidated { what, seconds: limit.as_secs() });
     }
     let reason = Reason::Validating { what, until };
-    match stale.filter(|pod| !view.snapshot.is_busy(&Object::Pod(pod.name.clone()))) {
-        Some(pod) => {
-            let pod = PodRef { name: pod.name.clone(), uid: pod.uid.clone(), node: pod.node.clone() };
-            Decision::act(reason, Action::Delete(pod, DeleteWhy::StaleValidator))
-        }
-        None => Decision::stay(reason),
+    let Some(pod) = stale else { return Decision::stay(reason) };
+    let object = Object::Pod(pod.name.clone());
+    if view.snapshot.is_busy(&object) {
+        return Decision::stay(reason);
     }
+    if let Some(setback) =
+        view.snapshot.setbacks.get(&object).filter(|setback| setback.retry_at > view.snapshot.now)
+    {
+        return Decision { wake_at: Some(setback.retry_at.min(until)), ..Decision::stay(reason) };
+    }
+    let pod = PodRef { name: pod.name.clone(), uid: pod.uid.clone(), node: pod.node.clone() };
+    Decision::act(reason, Action::Delete(pod, DeleteWhy::StaleValidator))
 }
 
 /// What is missing for a proof.
@@ -50,17 +57,21 @@ enum Missing<'a> {
 }
 
 fn missing<'a>(view: &View<'a>, member: &Member<'a>) -> Missing<'a> {
-    let Some(driver) = member.pod.filter(|_| member.driver_ready() && member.sync(view) == Freshness::InSync) else {
+    let Some(driver) = member.pod.filter(|_| member.driver_ready() && member.sync(view) == Freshness::InSync)
+    else {
         return Missing::Other("the driver pod is not ready any more".to_owned());
     };
     let Some(selector) = &view.policy.validator else { return Missing::Nothing };
     let validators = view.snapshot.pods_on(member.name);
-    let validators: Vec<&Pod> =
-        validators.filter(|pod| kube::core::SelectorExt::matches(selector, &pod.labels) && !pod.is_finished()).collect();
+    let validators: Vec<&Pod> = validators
+        .filter(|pod| kube::core::SelectorExt::matches(selector, &pod.labels) && !pod.is_finished())
+        .collect();
     if validators.is_empty() {
         return Missing::Other(format!("no validator pod ({selector}) on this node"));
     }
-    if let Some(stale) = validators.iter().find(|pod| pod.deleting.is_none() && pod.started < driver.started && pod.ready) {
+    if let Some(stale) =
+        validators.iter().find(|pod| pod.deleting.is_none() && pod.started < driver.started && pod.ready)
+    {
         return Missing::Stale(stale);
     }
     match validators.iter().find(|pod| !pod.ready || pod.deleting.is_some()) {

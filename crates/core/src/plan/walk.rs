@@ -6,15 +6,16 @@
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
+use kube::core::SelectorExt;
 
 use super::ledger::Ledger;
-use super::pool::{Member, Standing, Freshness, View, label_state};
+use super::pool::{Freshness, Member, Standing, View, label_state};
 use super::removal::{self, BudgetBook, Progress};
 use super::{PoolStatus, restart, validation};
 use crate::action::{Action, Event, NodePatch, Transition};
 use crate::contract::{KEEP_CORDONED_LABEL, State, VISIT_ANNOTATION, transition_message};
 use crate::names::{DriverName, RevisionHash};
-use crate::policy::Removal;
+use crate::policy::{Drain, Policy, Removal};
 use crate::reason::Reason;
 use crate::snapshot::{Object, Pod, SetbackKind};
 use crate::visit::{Cause, Failure, Holds, Visit, Walk};
@@ -60,7 +61,7 @@ pub(super) fn decide(
         return wait;
     }
     match &member.standing {
-        Standing::Held(reason) => Decision::stay(reason.clone()),
+        Standing::Held(reason, _) => Decision::stay(reason.clone()),
         _ if *status == PoolStatus::Paused => pause(view, member),
         Standing::Label(state) => outside_visit(view, member, *state, ledger),
         Standing::Visit(visit, walk) => during_visit(view, member, visit, walk, ledger, budgets),
@@ -95,7 +96,11 @@ fn unfinished_business(view: &View<'_>, member: &Member<'_>) -> Option<Decision>
 fn pause(view: &View<'_>, member: &Member<'_>) -> Decision {
     let Standing::Visit(visit, walk) = member.standing else { return Decision::stay(Reason::Paused) };
     match walk.with_pause(true, view.snapshot.now) {
-        Some(walk) if walk.state.in_flight() => Decision::act(Reason::Paused, rewrite(view, member, visit, walk)),
+        Some(walk) if walk.state.in_flight() => {
+            // The note and nothing else: a label that a person sets at this moment is theirs.
+            let note = NodePatch { labels: BTreeMap::new(), ..record_patch(view, member, visit, walk) };
+            Decision::act(Reason::Paused, Action::PatchNode(note))
+        }
         _ => Decision::stay(Reason::Paused),
     }
 }
@@ -121,20 +126,50 @@ pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reas
     if !member.node.ready {
         return Err(Reason::NodeNotReady);
     }
-    // A drain would get the rest; without one, a node that cannot be emptied is better left alone and at work.
-    if policy.drain.is_none() {
-        let users = snapshot.pods_on(member.name).filter(|pod| removal::uses_device(&policy.devices, pod));
-        if let Some(what) = removal::undeletable(users, policy.removal) {
-            return Err(Reason::CannotBeEmptied { what });
-        }
-    }
-    Ok(())
+    // A node that cannot be emptied is better left alone and at work.
+    let users = snapshot.pods_on(member.name).filter(|pod| removal::uses_device(&policy.devices, pod));
+    let culprit = match (removal::undeletable(users, policy.removal), &policy.drain) {
+        (Some(_), Some(drain)) => undrainable(view, member, drain),
+        (None, Some(drain)) if policy.devices.is_empty() => undrainable(view, member, drain),
+        (culprit, _) => culprit,
+    };
+    culprit.map_or(Ok(()), |what| Err(Reason::CannotBeEmptied { what }))
+}
+
+/// What a drain could not take off either.
+fn undrainable(view: &View<'_>, member: &Member<'_>, drain: &Drain) -> Option<String> {
+    left_behind(view, member, drain)
+        .or_else(|| removal::undeletable(drained(view, member, drain), drain.removal))
+}
+
+/// The pods that a drain takes off.
+fn drained<'a>(view: &View<'a>, member: &Member<'a>, drain: &'a Drain) -> impl Iterator<Item = &'a Pod> {
+    view.snapshot.pods_on(member.name).filter(|pod| is_drained(drain, pod))
+}
+
+fn is_drained(drain: &Drain, pod: &Pod) -> bool {
+    !pod.is_daemon() && !pod.mirror && !pod.is_finished() && drain.selector.matches(&pod.labels)
+}
+
+/// A pod that uses the device and that a drain does not touch: the driver could never restart.
+fn left_behind(view: &View<'_>, member: &Member<'_>, drain: &Drain) -> Option<String> {
+    let mut users =
+        view.snapshot.pods_on(member.name).filter(|pod| removal::uses_device(&view.policy.devices, pod));
+    let left = users.find(|pod| pod.deleting.is_none() && !is_drained(drain, pod))?;
+    Some(format!("pod {} uses the device and is left out of the drain", left.name))
 }
 
 /// Another driver whose walk on this node is not over.
 fn other_driver(view: &View<'_>, member: &Member<'_>) -> Option<DriverName> {
-    let visit = member.node.visit.as_ref()?.as_ref().ok()?;
-    visit.drivers.keys().find(|driver| **driver != view.policy.driver).cloned()
+    if let Some(Ok(visit)) = &member.node.visit {
+        return visit.drivers.keys().find(|driver| **driver != view.policy.driver).cloned();
+    }
+    // A start that has no record yet. If both have started, the first by name goes first.
+    let started = |rival: &&&Policy| label_state(rival, member.node).is_ok_and(State::in_flight);
+    let both = member.state().in_flight();
+    let rivals = view.rivals.iter().filter(|rival| rival.selects(&member.node.labels));
+    let mut first = rivals.filter(|rival| !both || rival.driver < view.policy.driver);
+    first.find(started).map(|rival| rival.driver.clone())
 }
 
 fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Ledger) -> Decision {
@@ -146,8 +181,14 @@ fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Le
             }
             start(view, member, ledger)
         }
-        State::CordonRequired => cordon(view, member, None),
         State::UpgradeFailed => Decision::stay(Reason::FailedWithoutRecord),
+        in_flight
+            if in_flight.in_flight()
+                && let Some(driver) = other_driver(view, member) =>
+        {
+            Decision::stay(Reason::OtherDriver { driver })
+        }
+        State::CordonRequired => cordon(view, member, None),
         // The label says that somebody was at work here, but no record says what was done to the node.
         // From the cordon on, everything is safe to do again.
         _ => go(view, member, State::CordonRequired, None),
@@ -156,12 +197,10 @@ fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Le
 
 /// `unknown` and `upgrade-done`: is the driver what it should be?
 fn compare(view: &View<'_>, member: &Member<'_>, state: State) -> Decision {
-    let node = member.node;
-    let asked = node.annotations.get(&view.policy.keys.requested).is_some_and(|v| v == "true");
-    let safe_load = node.annotations.get(&view.policy.keys.safe_load).is_some_and(|v| !v.is_empty());
+    let asked = asked_for(view, member);
     match member.sync(view) {
         Freshness::Outdated => go(view, member, State::UpgradeRequired, None),
-        Freshness::InSync | Freshness::Orphaned if asked || safe_load => go(view, member, State::UpgradeRequired, None),
+        Freshness::InSync | Freshness::Orphaned if asked => go(view, member, State::UpgradeRequired, None),
         Freshness::InSync | Freshness::Orphaned if member.driver_ready() && state == State::Unknown => {
             go(view, member, State::UpgradeDone, None)
         }
@@ -174,7 +213,9 @@ fn compare(view: &View<'_>, member: &Member<'_>, state: State) -> Decision {
             )
         }
         Freshness::Unknown => match (member.pod, member.daemon_set) {
-            (None, Some(ds)) => Decision::stay(Reason::NoDriverPod { daemon_set: ds.name.clone(), until: None }),
+            (None, Some(ds)) => {
+                Decision::stay(Reason::NoDriverPod { daemon_set: ds.name.clone(), until: None })
+            }
             _ => Decision::stay(revision_pending(member)),
         },
     }
@@ -189,12 +230,14 @@ fn revision_pending(member: &Member<'_>) -> Reason {
 }
 
 fn in_service_and_current(view: &View<'_>, member: &Member<'_>) -> bool {
+    member.sync(view) == Freshness::InSync && member.driver_ready() && !asked_for(view, member)
+}
+
+/// Somebody asks for a walk although the driver is up to date: a person, or a driver that waits for a safe load.
+fn asked_for(view: &View<'_>, member: &Member<'_>) -> bool {
     let keys = &view.policy.keys;
-    let wanted = |key: &String| member.node.annotations.get(key).is_some_and(|v| !v.is_empty());
-    member.sync(view) == Freshness::InSync
-        && member.driver_ready()
-        && !wanted(&keys.requested)
-        && !wanted(&keys.safe_load)
+    let annotation = |key: &String| member.node.annotations.get(key).map(String::as_str);
+    annotation(&keys.requested) == Some("true") || annotation(&keys.safe_load).is_some_and(|v| !v.is_empty())
 }
 
 /// Without an operator that says so, driver-managers must learn from us that a controller looks after the node.
@@ -202,7 +245,12 @@ fn announce_ourselves(view: &View<'_>, member: &Member<'_>) -> Decision {
     if member.node.annotations.contains_key(&view.policy.keys.enabled) {
         return Decision::stay(Reason::UpToDate);
     }
-    let patch = NodePatch { to: None, event: None, labels: BTreeMap::new(), ..base_patch(view, member, State::UpgradeDone) };
+    let patch = NodePatch {
+        to: None,
+        event: None,
+        labels: BTreeMap::new(),
+        ..base_patch(view, member, State::UpgradeDone)
+    };
     Decision::act(Reason::UpToDate, Action::PatchNode(patch))
 }
 
@@ -274,9 +322,9 @@ fn during_visit(
         State::UncordonRequired => release(view, member, visit, walk),
         State::UpgradeFailed => failed(view, member, walk),
         // A visit ends with the write that says done; a record that says otherwise was made by hand.
-        State::Unknown | State::UpgradeDone => go(view, member, State::ValidationRequired, {
-            Some(walk.enter(State::ValidationRequired, now))
-        }),
+        State::Unknown | State::UpgradeDone => {
+            go(view, member, State::ValidationRequired, Some(walk.enter(State::ValidationRequired, now)))
+        }
     }
 }
 
@@ -285,7 +333,9 @@ fn mind_the_label(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Wa
     match label_state(view.policy, member.node) {
         Err(reason) => Some(Decision::stay(reason)),
         Ok(label) if label == walk.state => None,
-        Ok(State::Unknown) => Some(Decision::act(Reason::Writing, rewrite(view, member, visit, walk.clone()))),
+        Ok(State::Unknown) => {
+            Some(Decision::act(Reason::Writing, rewrite(view, member, visit, walk.clone())))
+        }
         Ok(State::UpgradeRequired) => Some(retry(view, member, walk)),
         Ok(label) => Some(Decision::stay(Reason::LabelChanged { label, record: walk.state })),
     }
@@ -321,10 +371,10 @@ fn wait_for_jobs(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision 
     let Some(selector) = &policy.wait.selector else { return on() };
     let running: Vec<_> = snapshot
         .pods_on(member.name)
-        .filter(|pod| !pod.is_finished() && kube::core::SelectorExt::matches(selector, &pod.labels))
+        .filter(|pod| !pod.is_finished() && selector.matches(&pod.labels))
         .map(|pod| pod.name.clone())
         .collect();
-    let until = policy.wait.timeout.map(|timeout| walk.deadline(timeout, snapshot.now));
+    let until = policy.wait.timeout.map(|timeout| deadline(view, walk, timeout));
     match (running.is_empty(), until) {
         (true, _) => on(),
         (false, Some(until)) if ran_out(view, until) => on(),
@@ -353,10 +403,12 @@ fn drain(view: &View<'_>, member: &Member<'_>, walk: &Walk, budgets: &mut Budget
         let next = State::PodDeletionRequired;
         return go(view, member, next, Some(walk.enter(next, view.snapshot.now)));
     };
-    let pods = view.snapshot.pods_on(member.name).filter(|pod| {
-        !pod.is_daemon() && !pod.mirror && !pod.is_finished() && kube::core::SelectorExt::matches(&drain.selector, &pod.labels)
-    });
-    remove(view, member, walk, &pods.collect::<Vec<_>>(), drain.removal, None, budgets)
+    // Without this look the node would go round: drained, not free for the restart, back to the eviction, drained, …
+    if let Some(what) = left_behind(view, member, drain) {
+        return fail(view, member, walk, Cause::PodsCannotLeave { what });
+    }
+    let pods: Vec<&Pod> = drained(view, member, drain).collect();
+    remove(view, member, walk, &pods, drain.removal, None, budgets)
 }
 
 fn remove(
@@ -373,7 +425,7 @@ fn remove(
         Some(state) => go(view, member, state, Some(walk.enter(state, now))),
         None => fail(view, member, walk, cause),
     };
-    let until = removal.timeout.map(|timeout| walk.deadline(timeout, now));
+    let until = removal.timeout.map(|timeout| deadline(view, walk, timeout));
     let ran_out = until.is_some_and(|until| ran_out(view, until));
     match removal::progress(view.snapshot, pods, removal, until, ran_out, budgets) {
         Progress::Gone => {
@@ -420,16 +472,23 @@ fn failed(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
     Decision::stay(Reason::Failed { cause: failure.cause.clone() })
 }
 
+/// When a limit on the present state runs out. A new leader gets to try for itself first.
+pub(super) fn deadline(view: &View<'_>, walk: &Walk, limit: SignedDuration) -> Timestamp {
+    let tried = view.snapshot.leading_since.saturating_add(NEW_LEADER_GRACE).unwrap_or(Timestamp::MAX);
+    walk.deadline(limit, view.snapshot.now).max(tried)
+}
+
 /// Whether a deadline fires.
 pub(super) fn ran_out(view: &View<'_>, deadline: Timestamp) -> bool {
-    let tried = view.snapshot.leading_since.saturating_add(NEW_LEADER_GRACE).unwrap_or(Timestamp::MAX);
-    view.snapshot.now >= deadline && view.snapshot.now >= tried
+    view.snapshot.now >= deadline
 }
 
 /// The walk ends here until somebody comes: cause on the node, in an event, in the rollout.
 pub(super) fn fail(view: &View<'_>, member: &Member<'_>, walk: &Walk, cause: Cause) -> Decision {
     let pod = member.pod.map(|pod| pod.uid.clone());
-    let next = walk.fail(view.snapshot.now, Failure { cause, pod });
+    // Only a version that comes after the failure is a reason to try again.
+    let target = target_of(view, member, walk).clone();
+    let next = Walk { target, ..walk.fail(view.snapshot.now, Failure { cause, pod }) };
     go(view, member, State::UpgradeFailed, Some(next))
 }
 
@@ -442,7 +501,9 @@ pub(super) fn go(view: &View<'_>, member: &Member<'_>, to: State, walk: Option<W
             event.message = format!("{}. Cause: {}", event.message, failure.cause);
         }
         if let Standing::Visit(visit, _) = member.standing {
-            patch.annotations.insert(VISIT_ANNOTATION.to_owned(), Some(with_walk(view, visit, walk).to_text()));
+            patch
+                .annotations
+                .insert(VISIT_ANNOTATION.to_owned(), Some(with_walk(view, visit, walk).to_text()));
         }
     }
     Decision::act(Reason::Moving { to }, Action::PatchNode(patch))
@@ -450,10 +511,14 @@ pub(super) fn go(view: &View<'_>, member: &Member<'_>, to: State, walk: Option<W
 
 /// Writes record and label again, without a transition.
 fn rewrite(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: Walk) -> Action {
+    Action::PatchNode(record_patch(view, member, visit, walk))
+}
+
+fn record_patch(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: Walk) -> NodePatch {
     let mut patch = base_patch(view, member, walk.state);
     (patch.to, patch.event) = (None, None);
     patch.annotations.insert(VISIT_ANNOTATION.to_owned(), Some(with_walk(view, visit, walk).to_text()));
-    Action::PatchNode(patch)
+    patch
 }
 
 fn with_walk(view: &View<'_>, visit: &Visit, walk: Walk) -> Visit {
@@ -477,7 +542,11 @@ fn base_patch(view: &View<'_>, member: &Member<'_>, to: State) -> NodePatch {
         annotations,
         unschedulable: None,
         to: Some(Transition { driver: view.policy.driver.clone(), from: member.state(), to }),
-        event: Some(Event { warning: false, reason: keys.event_reason.clone(), message: transition_message(to) }),
+        event: Some(Event {
+            warning: false,
+            reason: keys.event_reason.clone(),
+            message: transition_message(to),
+        }),
     }
 }
 

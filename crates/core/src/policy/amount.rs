@@ -59,7 +59,9 @@ mod tests {
 
     #[test]
     fn percentages_round_up() {
-        for (percent, total, nodes) in [(25, 24, 6), (25, 10, 3), (50, 5, 3), (0, 10, 0), (100, 7, 7), (1, 1, 1)] {
+        for (percent, total, nodes) in
+            [(25, 24, 6), (25, 10, 3), (50, 5, 3), (0, 10, 0), (100, 7, 7), (1, 1, 1)]
+        {
             assert_eq!(Amount::Percent(percent).of(total), nodes, "{percent}% of {total}");
         }
     }

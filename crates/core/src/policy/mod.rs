@@ -5,7 +5,8 @@
 
 mod amount;
 mod resolve;
-
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -13,7 +13,8 @@ use serde_json::Value;
 
 use super::{Amount, Drain, Limits, Pattern, Policy, Pool, Problem, Removal, Source, Wait};
 use crate::api::{
-    DriverPolicySpec, DriverSpec, EffectiveValue, LimitsSpec, Mode, PodDeletionSpec, TimeoutAction, UpgradePolicySpec,
+    DriverPolicySpec, DriverSpec, EffectiveValue, LimitsSpec, Mode, PodDeletionSpec, TimeoutAction,
+    UpgradePolicySpec,
 };
 use crate::contract::{DEFAULT_LABEL_DOMAIN, DRIVER_OWNER_LABEL, Keys, TIMEOUT_ACTION_ANNOTATION};
 use crate::names::DriverName;
@@ -46,7 +47,11 @@ pub fn resolve<'a>(
             let installs = policy.flag("/enabled", true);
             installs.then(|| from_cluster_policy(name, policy, namespace)).into_iter().collect()
         }
-        _ => sources.nvidia_drivers.iter().map(|(name, spec)| from_nvidia_driver(name, spec, namespace)).collect(),
+        _ => sources
+            .nvidia_drivers
+            .iter()
+            .map(|(name, spec)| from_nvidia_driver(name, spec, namespace))
+            .collect(),
     }
 }
 
@@ -61,13 +66,19 @@ fn from_driver_policy(
     let policy = driver_basics(&spec.driver).and_then(|basics| {
         let renderer = daemon_sets
             .iter()
-            .filter(|ds| ds.name.namespace.as_ref() == basics.namespace && matches(&basics.selector, &ds.labels))
+            .filter(|ds| {
+                ds.name.namespace.as_ref() == basics.namespace && matches(&basics.selector, &ds.labels)
+            })
             .find_map(|ds| ds.rendered_by.clone());
         let inherited = renderer.map(|renderer| inherited_from(&renderer, sources)).transpose()?;
         let mut values = Values::new(source.to_string(), inherited);
         let upgrade = values.upgrade(&spec.upgrade_policy, Defaults::DRIVER_POLICY)?;
         let limits = limits(&spec.limits)?;
-        Ok(Policy { node_selector: spec.node_selector.clone(), mode: spec.mode, ..basics.policy(upgrade, limits, values) })
+        Ok(Policy {
+            node_selector: spec.node_selector.clone(),
+            mode: spec.mode,
+            ..basics.policy(upgrade, limits, values)
+        })
     });
     Pool { name: name.into(), source, driver, policy }
 }
@@ -78,7 +89,8 @@ fn from_cluster_policy(name: &str, object: &ClusterPolicyFacts, namespace: &str)
         if object.sandbox {
             return Err(problem("sandboxed workloads are not managed", "spec.sandboxWorkloads.enabled"));
         }
-        let mut spec: UpgradePolicySpec = read(&object.driver, "/upgradePolicy", "spec.driver.upgradePolicy")?;
+        let mut spec: UpgradePolicySpec =
+            read(&object.driver, "/upgradePolicy", "spec.driver.upgradePolicy")?;
         apply_timeout_action(&mut spec, object.timeout_action.as_deref())?;
         let mut values = Values::new(source.to_string(), None);
         let upgrade = values.upgrade(&spec, Defaults::CLUSTER_POLICY)?;
@@ -134,7 +146,10 @@ fn apply_timeout_action(spec: &mut UpgradePolicySpec, asked: Option<&str>) -> Re
             return Err(problem(format!("timeout action \"{other}\" is neither Fail nor Delete"), field));
         }
     };
-    spec.pod_deletion.get_or_insert_default().timeout_action = Some(action);
+    // The field has two names; the one in use is the one that counts.
+    let deletion =
+        if spec.gpu_pod_deletion.is_some() { &mut spec.gpu_pod_deletion } else { &mut spec.pod_deletion };
+    deletion.get_or_insert_default().timeout_action = Some(action);
     spec.drain.get_or_insert_default().timeout_action = Some(action);
     Ok(())
 }
@@ -143,8 +158,13 @@ fn apply_timeout_action(spec: &mut UpgradePolicySpec, asked: Option<&str>) -> Re
 fn inherited_from(renderer: &Source, sources: &Sources) -> Result<(String, UpgradePolicySpec), Problem> {
     let spec = match renderer {
         Source::ClusterPolicy(name) => {
-            let object = sources.cluster_policies.get(name);
-            object.map(|o| read(&o.driver, "/upgradePolicy", &format!("{renderer} spec.driver.upgradePolicy")))
+            let read = |o: &ClusterPolicyFacts| {
+                let mut spec =
+                    read(&o.driver, "/upgradePolicy", &format!("{renderer} spec.driver.upgradePolicy"))?;
+                apply_timeout_action(&mut spec, o.timeout_action.as_deref())?;
+                Ok(spec)
+            };
+            sources.cluster_policies.get(name).map(read)
         }
         Source::NvidiaDriver(name) => {
             let object = sources.nvidia_drivers.get(name);
@@ -177,12 +197,14 @@ fn driver_basics(spec: &DriverSpec) -> Result<Basics, Problem> {
     let driver = DriverName::from(spec.name.as_str());
     let is_gpu = spec.name == GPU;
     let selector_text = spec.daemon_sets.as_ref().and_then(|d| d.selector.clone());
-    let selector_text = selector_text.or_else(|| is_gpu.then(|| GPU_DAEMON_SETS.to_owned())).ok_or_else(|| {
-        problem(format!("driver {driver} has no DaemonSet selector"), "spec.driver.daemonSets.selector")
-    })?;
+    let selector_text =
+        selector_text.or_else(|| is_gpu.then(|| GPU_DAEMON_SETS.to_owned())).ok_or_else(|| {
+            problem(format!("driver {driver} has no DaemonSet selector"), "spec.driver.daemonSets.selector")
+        })?;
     let namespace = spec.daemon_sets.as_ref().map(|d| d.namespace.clone());
     let resources = spec.devices.as_ref().map(|d| d.resources.clone());
-    let resources = resources.unwrap_or_else(|| if is_gpu { GPU_RESOURCES.map(str::to_owned).to_vec() } else { vec![] });
+    let resources =
+        resources.unwrap_or_else(|| if is_gpu { GPU_RESOURCES.map(str::to_owned).to_vec() } else { vec![] });
     let validator = spec.validator.as_ref().map(|v| select(&v.selector, "spec.driver.validator.selector"));
     Ok(Basics {
         keys: Keys::new(&driver, &spec.label_domain),
@@ -214,7 +236,9 @@ impl Basics {
         let Upgrade { auto: auto_upgrade, max_parallel, max_unavailable, wait, removal, mut drain } = upgrade;
         if let Some(drain) = &mut drain {
             // The pod label that keeps a pod out of drains always counts, whatever selector the user adds.
-            drain.selector.extend([kube::core::Expression::NotEqual(keys.drain_skip.clone(), "true".to_owned())]);
+            drain
+                .selector
+                .extend([kube::core::Expression::NotEqual(keys.drain_skip.clone(), "true".to_owned())]);
         }
         Policy {
             driver,
@@ -313,8 +337,12 @@ impl Values {
             |s| s.wait_for_completion.as_ref()?.pod_selector.clone(),
             String::new(),
         );
-        let wait_timeout =
-            self.pick("waitForCompletion.timeoutSeconds", spec, |s| s.wait_for_completion.as_ref()?.timeout_seconds, 0);
+        let wait_timeout = self.pick(
+            "waitForCompletion.timeoutSeconds",
+            spec,
+            |s| s.wait_for_completion.as_ref()?.timeout_seconds,
+            0,
+        );
         let wait = Wait {
             selector: Some(select(&wait_selector, "waitForCompletion.podSelector")?)
                 .filter(|_| !wait_selector.trim().is_empty()),
@@ -328,14 +356,16 @@ impl Values {
             max_unavailable: Amount::try_from(&max_unavailable.0)
                 .map_err(|bad| problem(format!("maxUnavailable {bad}"), "maxUnavailable"))?,
             wait,
-            removal: self.removal("gpuPodDeletion", spec, |s| s.gpu_pod_deletion.clone().or(s.pod_deletion.clone()))?,
+            removal: self
+                .removal("gpuPodDeletion", spec, |s| s.gpu_pod_deletion.clone().or(s.pod_deletion.clone()))?,
             drain: self.drain(spec)?,
         })
     }
 
     fn drain(&mut self, spec: &UpgradePolicySpec) -> Result<Option<Drain>, Problem> {
         let enable = self.pick("drain.enable", spec, |s| s.drain.as_ref()?.enable, false);
-        let selector = self.pick("drain.podSelector", spec, |s| s.drain.as_ref()?.pod_selector.clone(), String::new());
+        let selector =
+            self.pick("drain.podSelector", spec, |s| s.drain.as_ref()?.pod_selector.clone(), String::new());
         let as_removal = |s: &UpgradePolicySpec| {
             let drain = s.drain.clone()?;
             Some(PodDeletionSpec {
@@ -363,7 +393,9 @@ impl Values {
             force: self.pick(&field("force"), spec, |s| get(s)?.force, false),
             delete_empty_dir: self.pick(&field("deleteEmptyDir"), spec, |s| get(s)?.delete_empty_dir, false),
             timeout: seconds(timeout, &field("timeoutSeconds"))?,
-            timeout_action: self.pick(&field("timeoutAction"), spec, action, ActionText(TimeoutAction::Fail)).0,
+            timeout_action: self
+                .pick(&field("timeoutAction"), spec, action, ActionText(TimeoutAction::Fail))
+                .0,
         })
     }
 }

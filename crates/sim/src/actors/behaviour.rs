@@ -56,7 +56,7 @@ impl Timing {
             validator_start: Duration::from_secs(25),
             workload_start: Duration::from_secs(20),
             workload_stop: Duration::from_secs(8),
-            job_run: Duration::from_secs(60),
+            job_run: Duration::from_mins(1),
             crash_after: Duration::from_secs(10),
             jitter: 0.4,
         }
@@ -120,7 +120,7 @@ pub struct Behaviour {
     pub drivers: Vec<DriverFault>,
     /// Jobs that do not simply succeed.
     pub jobs: Vec<JobRule>,
-    /// Nodes whose kubelet is dead: NotReady, and nothing happens on them.
+    /// Nodes whose kubelet is dead: `NotReady`, and nothing happens on them.
     pub down: BTreeSet<String>,
 }
 

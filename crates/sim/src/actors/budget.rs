@@ -2,7 +2,7 @@
 //!
 //! Members are kept per budget, so a pod that changes costs one look at the budgets of its namespace.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -29,11 +29,16 @@ const DISRUPTED_SECONDS_MAX: u64 = 120;
 #[derive(Debug, Default)]
 pub(super) struct Budgets {
     budgets: BTreeMap<Key, Members>,
+    /// Budgets by namespace and one label they ask for; those that name none are under the empty label.
+    by_label: BTreeMap<(String, Label), BTreeSet<Key>>,
 }
+
+type Label = (String, String);
 
 #[derive(Debug)]
 struct Members {
     selector: Option<Selector>,
+    label: Label,
     pods: BTreeMap<String, Member>,
 }
 
@@ -75,7 +80,7 @@ impl Budgets {
     /// A budget came, went or changed its selector: find its pods afresh.
     pub(super) fn note_budget(&mut self, world: &World, change: &Change<PodDisruptionBudget>) {
         let Some(budget) = &change.new else {
-            self.budgets.remove(&change.key);
+            self.drop_budget(&change.key);
             return;
         };
         let selector =
@@ -85,23 +90,43 @@ impl Budgets {
         {
             return;
         }
-        let selector = selector(budget).and_then(|selector| Selector::try_from(selector).ok());
-        let mut members = Members { selector, pods: BTreeMap::new() };
+        self.drop_budget(&change.key);
+        let selector = selector(budget);
+        let label = selector.as_ref().and_then(|selector| selector.match_labels.as_ref()?.iter().next());
+        let label: Label = label.map(|(key, value)| (key.clone(), value.clone())).unwrap_or_default();
+        let selector = selector.and_then(|selector| Selector::try_from(selector).ok());
+        let mut members = Members { selector, label: label.clone(), pods: BTreeMap::new() };
         for (key, pod) in world.pods.cache.in_namespace(&change.key.namespace) {
             members.put(&key.name, Some(pod));
         }
         self.budgets.insert(change.key.clone(), members);
+        self.by_label.entry((change.key.namespace.clone(), label)).or_default().insert(change.key.clone());
+    }
+
+    fn drop_budget(&mut self, key: &Key) {
+        let Some(members) = self.budgets.remove(key) else { return };
+        let place = (key.namespace.clone(), members.label);
+        if let Some(keys) = self.by_label.get_mut(&place) {
+            keys.remove(key);
+        }
     }
 
     /// Returns the budgets whose count changed.
-    pub(super) fn note_pod(&mut self, change: &Change<Pod>) -> Vec<Key> {
-        let first = Key::new(change.key.namespace.as_str(), "");
-        let budgets =
-            self.budgets.range_mut(first..).take_while(|(key, _)| key.namespace == change.key.namespace);
-        let touched = budgets.filter_map(|(key, members)| {
-            members.put(&change.key.name, change.new.as_deref()).then(|| key.clone())
-        });
-        touched.collect()
+    pub(super) fn note_pod(&mut self, change: &Change<Pod>) -> BTreeSet<Key> {
+        let facts = |pod: &Pod| (pod.metadata.labels.clone(), member(pod));
+        if change.old.as_deref().map(facts) == change.new.as_deref().map(facts) {
+            return BTreeSet::new();
+        }
+        let labels = [&change.old, &change.new].into_iter().flatten().flat_map(|pod| pod.labels());
+        let labels = labels.map(|(key, value)| (key.clone(), value.clone())).chain([Label::default()]);
+        let places = labels.map(|label| (change.key.namespace.clone(), label));
+        let concerned: BTreeSet<Key> =
+            places.filter_map(|place| self.by_label.get(&place)).flatten().cloned().collect();
+        let mut put = |key: &Key| {
+            let members = self.budgets.get_mut(key);
+            members.is_some_and(|members| members.put(&change.key.name, change.new.as_deref()))
+        };
+        concerned.into_iter().filter(|key| put(key)).collect()
     }
 
     pub(super) fn look(

@@ -202,7 +202,7 @@ where
                 // A kind that is not served (a CRD that comes later) has no objects: do not wait for it.
                 Err(error) if is_not_served(&error) => self.synced = true,
                 Err(error) => {
-                    tracing::debug!(kind = std::any::type_name::<K>(), %error, "watch failed, trying again")
+                    tracing::debug!(kind = std::any::type_name::<K>(), %error, "watch failed, trying again");
                 }
             }
         }

@@ -11,7 +11,7 @@ pub(crate) fn all() -> Vec<CustomResourceDefinition> {
     let cluster_policy = json!({
         "names": {"plural": "clusterpolicies", "singular": "clusterpolicy", "kind": "ClusterPolicy", "listKind": "ClusterPolicyList"},
         "version": "v1",
-        "spec": {"driver": open(json!({
+        "spec": {"driver": open(&json!({
             "enabled": {"type": "boolean"},
             "version": {"type": "string"},
             "upgradePolicy": upgrade_policy(false),
@@ -42,8 +42,8 @@ fn definition(parts: &Value) -> Option<CustomResourceDefinition> {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": open(parts["spec"].clone()),
-            "status": open(json!({})),
+            "spec": open(&parts["spec"]),
+            "status": open(&json!({})),
         },
     });
     let definition = json!({
@@ -63,7 +63,7 @@ fn definition(parts: &Value) -> Option<CustomResourceDefinition> {
 }
 
 /// An object that keeps fields it does not know.
-fn open(properties: Value) -> Value {
+fn open(properties: &Value) -> Value {
     json!({"type": "object", "properties": properties, "x-kubernetes-preserve-unknown-fields": true})
 }
 

@@ -40,6 +40,7 @@ struct Set {
 }
 
 /// One node, as it counts in the status.
+#[expect(clippy::struct_excessive_bools, reason = "each is one of the status' counts")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Slot {
     desired: bool,
@@ -165,7 +166,7 @@ impl DaemonSets {
         pods.iter().filter(leaves).map(|pod| Write::delete(client, pod.as_ref(), None)).collect()
     }
 
-    /// RollingUpdate: replaces outdated pods, never more at once than may be unavailable.
+    /// `RollingUpdate`: replaces outdated pods, never more at once than may be unavailable.
     pub(super) fn roll(&mut self, client: &Client, world: &World, key: &Key) -> Vec<Write<Manager>> {
         let Some(set) = world.daemon_sets.cache.get(key) else { return Vec::new() };
         let Some(state) = self.sets.get(key) else { return Vec::new() };
@@ -282,7 +283,7 @@ fn hash_label(pod: &Pod) -> Option<String> {
     value(pod.metadata.labels.as_ref(), REVISION_HASH).map(str::to_owned)
 }
 
-/// How many may be unavailable in a rolling update; `None` for OnDelete.
+/// How many may be unavailable in a rolling update; `None` for `OnDelete`.
 fn rolling(set: &DaemonSet) -> Option<IntOrString> {
     let strategy = set.spec.update_strategy.clone().unwrap_or_default();
     if strategy.type_.as_deref() == Some("OnDelete") {

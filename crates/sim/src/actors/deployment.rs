@@ -19,7 +19,7 @@ use super::write::Write;
 
 const TEMPLATE_HASH: &str = "pod-template-hash";
 
-/// Makes or scales ReplicaSets, and reports.
+/// Makes or scales `ReplicaSet`s, and reports.
 pub(super) fn look(client: &Client, world: &World, key: &Key, clock: &Clock) -> Vec<Write<Manager>> {
     let Some(deployment) = world.deployments.cache.get(key).filter(|found| !is_terminating(found.as_ref()))
     else {

@@ -1,6 +1,6 @@
 //! Garbage: dependents whose owner is gone, and pods on nodes that are gone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
@@ -13,7 +13,7 @@ use super::manager::{Manager, Task};
 use super::object::{controller_of, is_terminating};
 use super::queue::Queue;
 use super::world::World;
-use super::write::{Kind, Write};
+use super::write::{Fold, Holds, Kind, Write};
 
 /// The real pod collector's quarantine: the node may only have been re-registered.
 const ORPHAN_QUARANTINE: Duration = Duration::from_secs(40);
@@ -22,7 +22,7 @@ const ORPHAN_QUARANTINE: Duration = Duration::from_secs(40);
 #[derive(Debug, Default)]
 pub(super) struct Collector {
     gone: BTreeSet<String>,
-    doubted: std::collections::BTreeMap<String, (String, Key)>,
+    doubted: BTreeMap<String, (String, Key)>,
     confirmed: Vec<String>,
 }
 
@@ -48,11 +48,6 @@ impl Collector {
         }
     }
 
-    /// A node is gone, or a pod names one that never was.
-    pub(super) fn note_orphan(&mut self, node: &str, queue: &mut Queue<Task>) {
-        queue.add_at(Task::CollectNode(node.to_owned()), Instant::now() + ORPHAN_QUARANTINE);
-    }
-
     /// Owners that turned out to be gone since the last call.
     pub(super) fn take_confirmed(&mut self) -> Vec<String> {
         std::mem::take(&mut self.confirmed)
@@ -73,14 +68,19 @@ impl Collector {
             _ => Vec::new(),
         }
     }
+}
 
-    /// Pods of a node that did not come back are removed without waiting for a kubelet.
-    pub(super) fn look_node(&mut self, client: &Client, world: &World, node: &str) -> Vec<Write<Manager>> {
-        if world.node(node).is_some() {
-            return Vec::new();
-        }
-        world.pods_on(node).map(|pod| Write::delete(client, pod.as_ref(), Some(0))).collect()
+/// A node is gone, or a pod names one that never was.
+pub(super) fn note_orphan(node: &str, queue: &mut Queue<Task>) {
+    queue.add_at(Task::CollectNode(node.to_owned()), Instant::now() + ORPHAN_QUARANTINE);
+}
+
+/// Pods of a node that did not come back are removed without waiting for a kubelet.
+pub(super) fn look_node(client: &Client, world: &World, node: &str) -> Vec<Write<Manager>> {
+    if world.node(node).is_some() {
+        return Vec::new();
     }
+    world.pods_on(node).map(|pod| Write::delete(client, pod.as_ref(), Some(0))).collect()
 }
 
 fn knows(world: &World, kind: &str, key: &Key, uid: &str) -> bool {
@@ -104,7 +104,7 @@ fn confirm<K: Kind>(client: &Client, key: Key, uid: String) -> Write<Manager> {
     Write::new(async move {
         let owner = api.get_opt(&key.name).await?;
         let gone = owner.is_none_or(|owner| owner.meta().uid.as_deref() != Some(uid.as_str()));
-        let fold: super::write::Fold<Manager> = Box::new(move |manager| {
+        let fold: Fold<Manager> = Box::new(move |manager| {
             if gone {
                 manager.collector.gone.insert(uid.clone());
                 manager.collector.confirmed.push(uid);
@@ -121,7 +121,7 @@ fn dependents(client: &Client, world: &World, uid: &str) -> Vec<Write<Manager>> 
         keys: impl Iterator<Item = &'a Key> + 'a,
     ) -> impl Iterator<Item = Write<Manager>> + 'a
     where
-        Manager: super::write::Holds<K>,
+        Manager: Holds<K>,
     {
         keys.filter_map(|key| cache.get(key))
             .filter(|object| !is_terminating(object.as_ref()))

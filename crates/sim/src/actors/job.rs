@@ -20,7 +20,7 @@ use super::write::Write;
 
 /// Waits before the pod after the first, second, … failure.
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
-const BACKOFF_MAX: Duration = Duration::from_secs(600);
+const BACKOFF_MAX: Duration = Duration::from_mins(10);
 
 /// Pods that went away without finishing count as failures; the API does not remember them.
 #[derive(Debug, Default)]

@@ -107,10 +107,8 @@ impl Kubelets {
     /// Keeps the Ready condition true, or unknown on a node whose kubelet is dead.
     fn look_node(&self, name: &str) -> Option<Write<Self>> {
         let node = self.nodes.cache.get(&Key::new("", name))?;
-        let (wanted, reason) = match self.is_down(name) {
-            true => ("Unknown", "NodeStatusUnknown"),
-            false => ("True", "KubeletReady"),
-        };
+        let (wanted, reason) =
+            if self.is_down(name) { ("Unknown", "NodeStatusUnknown") } else { ("True", "KubeletReady") };
         let mut conditions =
             node.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
         let known = conditions.iter().position(|condition| condition.type_ == "Ready");

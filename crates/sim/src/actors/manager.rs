@@ -24,10 +24,12 @@ use super::queue::Queue;
 use super::scheduler::Scheduler;
 use super::world::World;
 use super::write::{Holds, Write};
-use super::{deployment, replica_set, stateful_set};
+use super::{deployment, gc, replica_set, stateful_set};
 
 /// Counts in a status may lag a little, so that a thousand pods that become ready are not a thousand writes.
 pub(super) const STATUS_DELAY: Duration = Duration::from_millis(50);
+/// Of a ReplicaSet's counts, which only its Deployment reads.
+const REPLICAS_DELAY: Duration = Duration::from_millis(400);
 
 /// What there is to look at; a pass goes through them in this order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -105,23 +107,27 @@ impl Manager {
                     "DaemonSet" => {
                         owners.extend(node_of(pod).map(|node| Task::DaemonNode(key, node.to_owned())));
                     }
-                    "ReplicaSet" => drop(owners.insert(Task::ReplicaSet(key))),
-                    "StatefulSet" => drop(owners.insert(Task::StatefulSet(key))),
-                    "Job" => drop(owners.insert(Task::Job(key))),
+                    "ReplicaSet" => owners.extend([Task::ReplicaSet(key)]),
+                    "StatefulSet" => owners.extend([Task::StatefulSet(key)]),
+                    "Job" => owners.extend([Task::Job(key)]),
                     _ => {}
                 }
             }
         }
-        owners.into_iter().for_each(|task| queue.add(task));
+        for task in owners {
+            queue.add(task);
+        }
         self.jobs.note(change);
         if self.scheduler.note_pod(change) {
             queue.add(Task::Schedule);
         }
-        self.budgets.note_pod(change).into_iter().for_each(|key| queue.add(Task::Budget(key)));
+        for key in self.budgets.note_pod(change) {
+            queue.add(Task::Budget(key));
+        }
         if let (None, Some(pod)) = (&change.old, &change.new) {
             self.collector.note_dependent(&self.world, pod.as_ref(), queue);
             if node_of(pod).is_some_and(|node| self.world.node(node).is_none()) {
-                self.collector.note_orphan(node_of(pod).unwrap_or_default(), queue);
+                gc::note_orphan(node_of(pod).unwrap_or_default(), queue);
             }
         }
     }
@@ -131,7 +137,7 @@ impl Manager {
             queue.add(Task::Schedule);
         }
         if change.new.is_none() {
-            self.collector.note_orphan(&change.key.name, queue);
+            gc::note_orphan(&change.key.name, queue);
         }
         if daemon_facts(change.old.as_deref()) != daemon_facts(change.new.as_deref()) {
             for (key, _) in self.world.daemon_sets.cache.iter() {
@@ -278,7 +284,7 @@ impl Actor for Manager {
         let Self { clients, clock, world, daemon_sets, scheduler, budgets, jobs, collector } = self;
         match task {
             Task::Collect(uid) => collector.look(&clients.collector, world, uid),
-            Task::CollectNode(node) => collector.look_node(&clients.collector, world, node),
+            Task::CollectNode(node) => gc::look_node(&clients.collector, world, node),
             Task::DaemonSet(key) => daemon_sets.look(&clients.daemon_set, world, key, queue),
             Task::DaemonNode(key, node) => {
                 daemon_sets.look_node(&clients.daemon_set, world, (key, node), now, queue)
@@ -287,7 +293,7 @@ impl Actor for Manager {
             Task::DaemonStatus(key) => daemon_sets.status(&clients.daemon_set, world, key),
             Task::Deployment(key) => deployment::look(&clients.deployment, world, key, clock),
             Task::ReplicaSet(key) => {
-                queue.add_at(Task::ReplicaSetStatus(key.clone()), now + STATUS_DELAY);
+                queue.add_at(Task::ReplicaSetStatus(key.clone()), now + REPLICAS_DELAY);
                 replica_set::look(&clients.replica_set, world, key)
             }
             Task::ReplicaSetStatus(key) => replica_set::status(&clients.replica_set, world, key),

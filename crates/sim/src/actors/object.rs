@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use kube::{Resource, ResourceExt};
 
-/// Names a revision of a pod template, on DaemonSet and StatefulSet pods.
+/// Names a revision of a pod template, on DaemonSet and `StatefulSet` pods.
 pub(crate) const REVISION_HASH: &str = "controller-revision-hash";
 
 pub(crate) fn pod_condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a PodCondition> {

@@ -13,7 +13,7 @@ use super::object::{is_finished, is_ready};
 
 /// The kubelet's waits between restarts and between image pulls.
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
-const BACKOFF_MAX: Duration = Duration::from_secs(300);
+const BACKOFF_MAX: Duration = Duration::from_mins(5);
 
 /// What a pod does if nothing comes in between.
 #[derive(Clone, Debug, PartialEq)]

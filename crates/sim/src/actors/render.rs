@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    fn policy(spec: Value) -> DynamicObject {
+    fn policy(spec: &Value) -> DynamicObject {
         let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("nvidia.com", "v1", "ClusterPolicy"));
         DynamicObject::new("cluster-policy", &kind).data(json!({"spec": spec}))
     }
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn the_version_decides_image_and_digest() {
-        let of = |version: &str| of_cluster_policy(&policy(json!({"driver": {"version": version}})));
+        let of = |version: &str| of_cluster_policy(&policy(&json!({"driver": {"version": version}})));
         let sets = of("535.104.05");
         let names: Vec<_> = sets.iter().map(|set| set.metadata.name.as_deref().unwrap_or_default()).collect();
         assert_eq!(names, ["nvidia-driver-daemonset", "nvidia-operator-validator"]);
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn the_policy_can_leave_drivers_to_the_other_resource() {
         let sets =
-            of_cluster_policy(&policy(json!({"driver": {"version": "1", "useNvidiaDriverCRD": true}})));
+            of_cluster_policy(&policy(&json!({"driver": {"version": "1", "useNvidiaDriverCRD": true}})));
         assert_eq!(sets.len(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! ReplicaSets: keep a number of pods alive. A pod on its way out is replaced at once.
+//! `ReplicaSet`s: keep a number of pods alive. A pod on its way out is replaced at once.
 
 use std::sync::Arc;
 

@@ -30,12 +30,17 @@ type Amounts = BTreeMap<String, i64>;
 #[derive(Debug, Default)]
 pub(super) struct Scheduler {
     nodes: BTreeMap<String, Room>,
+    /// The nodes from best to worst for a pod that tolerates nothing: the first that fits is its node.
+    order: BTreeSet<Place>,
     pending: BTreeSet<Key>,
     /// Pending pods that have not been tried on every node yet.
     untried: BTreeSet<Key>,
     /// Nodes that may take what they could not take before.
     better: BTreeSet<String>,
 }
+
+/// Closed to the intolerant, unwelcome taints, devices in use, pods, name.
+type Place = (bool, usize, i64, i64, String);
 
 /// A node's offer and load.
 #[derive(Debug, Default)]
@@ -45,6 +50,8 @@ struct Room {
     taints: Vec<Taint>,
     offered: Amounts,
     used: Amounts,
+    /// Devices in use, of whatever kind.
+    devices: i64,
     pods: i64,
 }
 
@@ -77,6 +84,7 @@ impl Scheduler {
     /// Returns whether there may be something to bind.
     pub(super) fn note_node(&mut self, change: &Change<Node>) -> bool {
         let name = &change.key.name;
+        self.leave_order(name);
         let room = self.nodes.entry(name.clone()).or_default();
         room.node.clone_from(&change.new);
         room.open = change.new.as_deref().is_some_and(is_open);
@@ -85,16 +93,32 @@ impl Scheduler {
         if room.node.is_none() && room.pods == 0 {
             self.nodes.remove(name);
         }
+        self.join_order(name);
         self.better.insert(name.clone());
         !self.pending.is_empty()
     }
 
+    fn leave_order(&mut self, node: &str) {
+        if let Some(place) = self.nodes.get(node).map(|room| room.place(node)) {
+            self.order.remove(&place);
+        }
+    }
+
+    fn join_order(&mut self, node: &str) {
+        self.order.extend(self.nodes.get(node).map(|room| room.place(node)));
+    }
+
     fn count(&mut self, node: &str, spec: &PodSpec, sign: i64) {
+        self.leave_order(node);
         let room = self.nodes.entry(node.to_owned()).or_default();
         room.pods += sign;
         for (resource, amount) in requests(spec) {
+            if resource.contains('/') {
+                room.devices += sign * amount;
+            }
             *room.used.entry(resource).or_default() += sign * amount;
         }
+        self.join_order(node);
     }
 
     /// Finds a node for every pod that can have one.
@@ -127,27 +151,29 @@ impl Scheduler {
     fn choose(&self, spec: &PodSpec, among: Option<&BTreeSet<String>>) -> Option<String> {
         let wanted = requests(spec);
         let fits = |(_, room): &(&String, &Room)| room.takes(spec, &wanted);
-        let best = |(name, room): (&String, &Room)| (room.rank(spec), name.clone());
+        let best = |(name, room)| (Room::rank(room, spec), name);
+        let among = among.map(|names| names.iter().filter_map(|name| self.nodes.get_key_value(name)));
         let chosen = match among {
-            None => self.nodes.iter().filter(fits).map(best).min(),
-            Some(names) => {
-                names.iter().filter_map(|name| self.nodes.get_key_value(name)).filter(fits).map(best).min()
+            Some(nodes) => nodes.filter(fits).map(best).min().map(|(_, name)| name),
+            None if tolerates_nothing(spec) => {
+                let places = self.order.iter().filter_map(|(.., name)| self.nodes.get_key_value(name));
+                places.into_iter().find(fits).map(|(name, _)| name)
             }
+            None => self.nodes.iter().filter(fits).map(best).min().map(|(_, name)| name),
         };
-        chosen.map(|(_, name)| name)
+        chosen.cloned()
     }
 }
 
 impl Room {
     fn takes(&self, spec: &PodSpec, wanted: &Amounts) -> bool {
-        let Some(node) = &self.node else { return false };
+        let Some(node) = self.node.as_ref().filter(|_| self.open) else { return false };
         let room_for_one = self.offered.get("pods").is_none_or(|pods| self.pods * 1000 < *pods);
         let fits = wanted.iter().all(|(resource, amount)| {
             let offered = self.offered.get(resource).copied().unwrap_or(0);
             *amount == 0 || self.used.get(resource).copied().unwrap_or(0) + amount <= offered
         });
-        self.open
-            && room_for_one
+        room_for_one
             && fits
             && tolerates_all(spec, &self.taints, &["NoSchedule", "NoExecute"])
             && selects(spec, node)
@@ -155,10 +181,18 @@ impl Room {
 
     fn rank(&self, spec: &PodSpec) -> (usize, i64, i64) {
         let unwelcome = |taint: &&Taint| taint.effect == "PreferNoSchedule" && !tolerates(spec, taint);
-        let devices =
-            self.used.iter().filter(|(resource, _)| resource.contains('/')).map(|(_, amount)| *amount).sum();
-        (self.taints.iter().filter(unwelcome).count(), devices, self.pods)
+        (self.taints.iter().filter(unwelcome).count(), self.devices, self.pods)
     }
+
+    fn place(&self, name: &str) -> Place {
+        let soft = self.taints.iter().filter(|taint| taint.effect == "PreferNoSchedule").count();
+        (!self.open || soft < self.taints.len(), soft, self.devices, self.pods, name.to_owned())
+    }
+}
+
+/// True of most pods. What every pod gets for dead nodes has to do with staying, not with going there.
+fn tolerates_nothing(spec: &PodSpec) -> bool {
+    spec.tolerations.iter().flatten().all(|toleration| toleration.effect.as_deref() == Some("NoExecute"))
 }
 
 /// Ready. A cordon counts as a taint, because some pods tolerate it.

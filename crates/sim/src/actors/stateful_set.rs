@@ -1,4 +1,4 @@
-//! StatefulSets: numbered pods; a successor comes only when its predecessor of the same name is gone.
+//! `StatefulSet`s: numbered pods; a successor comes only when its predecessor of the same name is gone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

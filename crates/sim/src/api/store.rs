@@ -284,3 +284,19 @@ impl Store {
         (0..5).map(|_| char::from(LETTERS[self.chance.usize(..LETTERS.len())])).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[tokio::test(start_paused = true)]
+    async fn history_is_bounded() {
+        let mut store = Store::new(Clock::start_at("2026-01-01T00:00:00Z".parse().unwrap()));
+        for count in 0..=LOG_CHANGES_MAX {
+            store.put("nodes", Name::new("", "a"), json!({"metadata": {"count": count}})).unwrap();
+        }
+        let table = store.table("nodes").unwrap();
+        assert_eq!((table.log.len(), table.compacted), (LOG_CHANGES_MAX, 2));
+    }
+}

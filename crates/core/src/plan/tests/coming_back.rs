@@ -48,7 +48,7 @@ fn a_second_version_during_validation_restarts_the_driver_once_more() {
         ["pod-restart-required", "validation-required", "uncordon-required", "upgrade-done"]
     );
     assert_eq!(fleet.driver_mut("n").revision(), Some("newer"));
-    assert_eq!(fleet.told("restart").len(), 1);
+    assert_eq!(fleet.told("n restart").len(), 1);
 }
 
 #[test]
@@ -69,10 +69,12 @@ fn a_validator_that_cannot_be_deleted_is_not_hammered() {
     fleet.driver_mut("n").started = Some(after(-30));
     let validator = Object::Pod(ObjectName::new(NAMESPACE, "validator-n"));
     fleet.setback(validator, SetbackKind::Error("no".into()), after(8));
-    assert_eq!(fleet.decisions(), [""; 0]);
+    let deletes =
+        |fleet: &Fleet| fleet.decisions().into_iter().filter(|line| line.contains("delete")).count();
+    assert_eq!(deletes(&fleet), 0);
     assert_eq!(fleet.plan().wake_at, Some(after(8)));
     fleet.wait(8);
-    assert_eq!(fleet.decisions(), ["n delete gpu-operator/validator-n (StaleValidator)"]);
+    assert_eq!(deletes(&fleet), 1);
 }
 
 #[test]
@@ -118,7 +120,8 @@ fn a_driver_that_waits_for_a_safe_load_is_released_on_an_empty_node() {
 
 #[test]
 fn work_that_tolerates_the_cordon_has_to_leave_before_the_restart() {
-    let mut fleet = Fleet::new().with(node("n").outdated().at(State::PodRestartRequired).pod(pod("intruder")));
+    let mut fleet =
+        Fleet::new().with(node("n").outdated().at(State::PodRestartRequired).pod(pod("intruder")));
     fleet.play();
     assert_eq!(fleet.states_of("n")[..2], ["pod-deletion-required", "pod-restart-required"]);
     assert_eq!(fleet.told("evict"), ["n evict work/intruder"]);

@@ -22,7 +22,10 @@ fn they_go_one_after_the_other() {
     fleet.play();
     let cordons = fleet.told("+cordon");
     assert_eq!(cordons.len(), 2);
-    assert_eq!(fleet.told("restart "), ["n restart gpu-operator/gpu-driver-n", "n restart gpu-operator/ofed-driver-n"]);
+    assert_eq!(
+        fleet.told("restart "),
+        ["n restart gpu-operator/gpu-driver-n", "n restart gpu-operator/ofed-driver-n"]
+    );
     let node = &fleet.snapshot.nodes["n"];
     assert_eq!(node.labels[&keys("gpu").state], "upgrade-done");
     assert_eq!(node.labels[&keys("ofed").state], "upgrade-done");
@@ -48,7 +51,10 @@ fn a_start_that_has_no_record_yet_is_respected_too() {
     let decisions = fleet.decisions();
     let about_node: Vec<_> = decisions.iter().filter(|line| line.starts_with("n ")).collect();
     assert_eq!(about_node, ["n -> wait-for-jobs-required +cordon +visit"]);
-    assert_eq!(fleet.plan().pools[1].nodes["n"].reason.to_string(), "driver gpu is upgraded on this node first");
+    assert_eq!(
+        fleet.plan().pools[1].nodes["n"].reason.to_string(),
+        "driver gpu is upgraded on this node first"
+    );
 }
 
 #[test]
@@ -64,7 +70,8 @@ fn a_visit_is_never_overwritten_by_the_other_driver() {
 
 #[test]
 fn both_in_the_middle_without_a_record_sort_themselves_out() {
-    let stuck = node("n").outdated().labelled(State::PodRestartRequired).label(&keys("ofed").state, "drain-required");
+    let stuck =
+        node("n").outdated().labelled(State::PodRestartRequired).label(&keys("ofed").state, "drain-required");
     let mut fleet = two_drivers().with(stuck);
     fleet.play();
     assert_eq!(fleet.snapshot.nodes["n"].labels[&keys("gpu").state], "upgrade-done");
@@ -74,7 +81,9 @@ fn both_in_the_middle_without_a_record_sort_themselves_out() {
 
 #[test]
 fn each_counts_its_own_writes_under_way() {
-    let mut fleet = two_drivers().with(both_due("a")).with(node("b").outdated().label(&keys("ofed").state, "upgrade-required").labelled(State::UpgradeDone));
+    let mut fleet = two_drivers().with(both_due("a")).with(
+        node("b").outdated().label(&keys("ofed").state, "upgrade-required").labelled(State::UpgradeDone),
+    );
     let pending = Pending { moving_to: Some(("gpu".into(), State::CordonRequired)), on_node: None };
     fleet.snapshot.in_flight.insert(Object::Node("a".into()), pending);
     let plan = fleet.plan();
@@ -92,10 +101,16 @@ fn a_driver_without_devices_empties_nothing_unless_drained() {
     };
     let mut plain = fleet(false);
     plain.play();
-    assert_eq!(plain.states_of("n")[2..5], ["wait-for-jobs-required", "pod-restart-required", "validation-required"]);
+    assert_eq!(
+        plain.states_of("n")[2..5],
+        ["wait-for-jobs-required", "pod-restart-required", "validation-required"]
+    );
     assert_eq!(plain.told("evict"), [""; 0]);
     let mut drained = fleet(true);
     drained.play();
-    assert_eq!(drained.states_of("n")[2..5], ["wait-for-jobs-required", "drain-required", "pod-restart-required"]);
+    assert_eq!(
+        drained.states_of("n")[2..5],
+        ["wait-for-jobs-required", "drain-required", "pod-restart-required"]
+    );
     assert_eq!(drained.told("evict"), ["n evict work/train"]);
 }

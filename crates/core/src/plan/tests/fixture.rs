@@ -13,7 +13,7 @@ use crate::check::violations;
 use crate::contract::{DEFAULT_LABEL_DOMAIN, Keys, REVISION_LABEL, State, VISIT_ANNOTATION};
 use crate::names::{DriverName, NodeName, ObjectName, ResourceVersion, Uid};
 use crate::plan::{Plan, PoolPlan, Verdict, plan};
-use crate::policy::{ClusterPolicyFacts, Source};
+use crate::policy::ClusterPolicyFacts;
 use crate::reason::Reason;
 use crate::selector::{self, Labels};
 use crate::snapshot::{
@@ -116,7 +116,13 @@ impl NodeSpec {
                 let cause = Cause::DriverNotReady { what: "driver CrashLoopBackOff".into(), seconds: 1800 };
                 walk.failure = Some(Failure { cause, pod: Some(driver_uid("gpu", &spec.name)) });
             }
-            let visit = Visit::begin(Some("cluster-policy-1".into()), after(-120), Holds { cordon: true }, "gpu".into(), walk);
+            let visit = Visit::begin(
+                Some("cluster-policy-1".into()),
+                after(-120),
+                Holds { cordon: true },
+                "gpu".into(),
+                walk,
+            );
             spec = spec.recorded(visit).cordoned();
         }
         spec
@@ -255,7 +261,10 @@ impl Fleet {
     /// No nodes yet; a ClusterPolicy that upgrades the gpu driver by itself, one DaemonSet with two revisions.
     pub(super) fn new() -> Self {
         let mut fleet = Self::without_policy();
-        let policy = ClusterPolicyFacts { driver: json!({"upgradePolicy": {"autoUpgrade": true}}), ..Default::default() };
+        let policy = ClusterPolicyFacts {
+            driver: json!({"upgradePolicy": {"autoUpgrade": true}}),
+            ..Default::default()
+        };
         fleet.snapshot.sources.cluster_policies.insert(POOL.to_owned(), policy);
         fleet
     }
@@ -264,7 +273,13 @@ impl Fleet {
     pub(super) fn without_policy() -> Self {
         let mut snapshot = Snapshot::new(noon(), NAMESPACE);
         snapshot.leading_since = after(-3600);
-        let fleet = Self { snapshot, story: vec![], crashes_on: BTreeSet::new(), budgets: BTreeMap::new(), serial: 1 };
+        let fleet = Self {
+            snapshot,
+            story: vec![],
+            crashes_on: BTreeSet::new(),
+            budgets: BTreeMap::new(),
+            serial: 1,
+        };
         fleet.daemon_set("gpu", "nvidia-driver-daemonset")
     }
 
@@ -365,7 +380,9 @@ impl Fleet {
     }
 
     fn drivers(&self) -> Vec<(DriverName, Uid)> {
-        let name = |uid: &Uid| uid.as_str().strip_prefix("uid-").and_then(|u| u.strip_suffix("-daemonset")).unwrap().into();
+        let name = |uid: &Uid| {
+            uid.as_str().strip_prefix("uid-").and_then(|u| u.strip_suffix("-daemonset")).unwrap().into()
+        };
         self.snapshot.daemon_sets.keys().map(|uid| (name(uid), uid.clone())).collect()
     }
 
@@ -374,7 +391,15 @@ impl Fleet {
         self.serial
     }
 
-    fn put_driver(&mut self, driver: &str, node: &NodeName, uid: Uid, daemon_set: &Uid, revision: &str, started: Timestamp) {
+    fn put_driver(
+        &mut self,
+        driver: &str,
+        node: &NodeName,
+        uid: Uid,
+        daemon_set: &Uid,
+        revision: &str,
+        started: Timestamp,
+    ) {
         let app = self.snapshot.daemon_sets[daemon_set].name.name.to_string();
         let crashes = self.crashes_on.contains(node.as_str()) && revision != OLD;
         let trouble = Trouble {
@@ -388,7 +413,10 @@ impl Fleet {
             uid,
             version: ResourceVersion::from(self.tick()),
             node: node.clone(),
-            labels: Labels::from([("app".to_owned(), app.clone()), (REVISION_LABEL.to_owned(), revision.to_owned())]),
+            labels: Labels::from([
+                ("app".to_owned(), app.clone()),
+                (REVISION_LABEL.to_owned(), revision.to_owned()),
+            ]),
             owner: Some(Owner { kind: OwnerKind::DaemonSet, name: app.into(), uid: daemon_set.clone() }),
             phase: Phase::Running,
             ready: !crashes,
@@ -406,7 +434,8 @@ impl Fleet {
 
     fn put_validator(&mut self, node: &NodeName, started: Timestamp) {
         let version = ResourceVersion::from(self.tick());
-        let owner = Owner { kind: OwnerKind::DaemonSet, name: "validator".into(), uid: "uid-validator".into() };
+        let owner =
+            Owner { kind: OwnerKind::DaemonSet, name: "validator".into(), uid: "uid-validator".into() };
         let pod = Pod {
             name: validator_name(node.as_str()),
             uid: format!("uid-validator-{node}-{version}").into(),
@@ -447,7 +476,11 @@ impl Fleet {
     pub(super) fn set_label(&mut self, name: &str, state: &str) {
         let key = keys("gpu").state;
         let node = self.node_mut(name);
-        if state.is_empty() { node.labels.remove(&key) } else { node.labels.insert(key, state.to_owned()) };
+        if state.is_empty() {
+            node.labels.remove(&key)
+        } else {
+            node.labels.insert(key, state.to_owned())
+        };
     }
 
     /// Somebody edits the visit record.
@@ -531,14 +564,19 @@ impl Fleet {
             match action {
                 Action::PatchNode(patch) => self.patch(patch),
                 Action::Evict(pod) => self.evict(pod),
-                Action::Delete(pod, DeleteWhy::StaleValidator) => self.put_validator(&pod.node, self.snapshot.now),
+                Action::Delete(pod, DeleteWhy::StaleValidator) => {
+                    self.put_validator(&pod.node, self.snapshot.now)
+                }
                 Action::Delete(pod, DeleteWhy::TimedOut) => drop(self.take(pod)),
                 Action::RestartDriver(restart) => self.restart(restart),
                 Action::ReadNode(node) => drop(self.snapshot.setbacks.remove(&Object::Node(node.clone()))),
                 Action::CreateRollout { name, spec } => {
                     let version = self.tick().into();
                     let rollout = Rollout { version, spec: spec.clone(), status: None, said_at: None };
-                    assert!(self.snapshot.rollouts.insert(name.clone(), rollout).is_none(), "{name} is there already");
+                    assert!(
+                        self.snapshot.rollouts.insert(name.clone(), rollout).is_none(),
+                        "{name} is there already"
+                    );
                 }
                 Action::RolloutStatus { name, status } => {
                     let rollout = self.snapshot.rollouts.get_mut(name).unwrap();
@@ -577,7 +615,8 @@ impl Fleet {
         let pod = self.take(pod);
         for (name, budget) in &mut self.snapshot.budgets {
             let selector = budget.selector.as_ref().unwrap();
-            if name.namespace == pod.name.namespace && kube::core::SelectorExt::matches(selector, &pod.labels) {
+            if name.namespace == pod.name.namespace && kube::core::SelectorExt::matches(selector, &pod.labels)
+            {
                 assert!(budget.allowed > 0 || !pod.ready, "{name} does not allow {} to leave", pod.name);
                 budget.allowed -= 1;
             }
@@ -632,7 +671,8 @@ impl Fleet {
 
     /// The states that a node went through.
     pub(super) fn states_of(&self, node: &str) -> Vec<String> {
-        let of = |line: &String| Some(line.strip_prefix(&format!("{node} -> "))?.split(' ').next()?.to_owned());
+        let of =
+            |line: &String| Some(line.strip_prefix(&format!("{node} -> "))?.split(' ').next()?.to_owned());
         self.story.iter().filter_map(of).collect()
     }
 
@@ -645,12 +685,6 @@ impl Fleet {
     pub(super) fn screen(&self) -> String {
         let line = |(name, v): (&NodeName, &Verdict)| format!("{name} {} | {}\n", v.state, v.reason);
         self.pool().nodes.iter().map(line).collect()
-    }
-
-    /// Renders the gpu DaemonSet from this object.
-    pub(super) fn rendered_by(mut self, source: Source) -> Self {
-        self.snapshot.daemon_sets.get_mut(&daemon_set_uid("gpu")).unwrap().rendered_by = Some(source);
-        self
     }
 
     /// The gpu driver's DaemonSet.
@@ -675,9 +709,13 @@ pub(super) fn tell(action: &Action) -> String {
         Action::CreateRollout { name, spec } => format!("rollout {name} begins: {:?}", spec.target),
         Action::RolloutStatus { name, status } => {
             let crate::api::RolloutStatus { phase, done, total, moving, waiting, failed, .. } = status;
-            format!("rollout {name} {phase:?}: {done}/{total} done, {moving} moving, {waiting} waiting, {failed} failed")
+            format!(
+                "rollout {name} {phase:?}: {done}/{total} done, {moving} moving, {waiting} waiting, {failed} failed"
+            )
         }
-        Action::PolicyStatus { name, status } => format!("policy {name} ready={}: {}", status.ready, status.message),
+        Action::PolicyStatus { name, status } => {
+            format!("policy {name} ready={}: {}", status.ready, status.message)
+        }
         Action::Complain { source, message } => format!("{source}: {message}"),
     }
 }

@@ -23,7 +23,10 @@ fn a_budget_that_allows_one_is_not_spent_by_two_nodes() {
         .with(emptying("gpu-1").pod(pod("web-1").label("app", "web")))
         .with(emptying("gpu-2").pod(pod("web-2").label("app", "web")));
     assert_eq!(evictions(&fleet), ["gpu-1 evict work/web-1"]);
-    assert_eq!(fleet.why("gpu-2"), "pod work/web-2 cannot leave: poddisruptionbudget/work/web wants 2 healthy pods and has 3");
+    assert_eq!(
+        fleet.why("gpu-2"),
+        "pod work/web-2 cannot leave: poddisruptionbudget/work/web wants 2 healthy pods and has 3"
+    );
     assert_eq!(fleet.reason("gpu-2").kind(), Kind::Blocked);
     fleet.play();
     assert_eq!(fleet.told("evict"), ["gpu-1 evict work/web-1", "gpu-2 evict work/web-2"]);
@@ -86,11 +89,21 @@ fn a_refused_eviction_waits_for_its_turn_and_others_do_not() {
 #[test]
 fn a_node_that_cannot_be_emptied_is_not_touched() {
     for (culprit, words) in [
-        (pod("notebook").bare(), "cannot be emptied: pod work/notebook has no controller that would make it again (set force)"),
-        (pod("scratch").with_empty_dir(), "cannot be emptied: pod work/scratch has emptyDir data (set deleteEmptyDir)"),
-        (pod("agent").of_daemon_set(), "cannot be emptied: pod work/agent belongs to a DaemonSet, which would put it back at once"),
+        (
+            pod("notebook").bare(),
+            "cannot be emptied: pod work/notebook has no controller that would make it again (set force)",
+        ),
+        (
+            pod("scratch").with_empty_dir(),
+            "cannot be emptied: pod work/scratch has emptyDir data (set deleteEmptyDir)",
+        ),
+        (
+            pod("agent").of_daemon_set(),
+            "cannot be emptied: pod work/agent belongs to a DaemonSet, which would put it back at once",
+        ),
     ] {
-        let mut fleet = Fleet::new().with(node("a").outdated().pod(culprit).pod(pod("train"))).with(node("b").outdated());
+        let mut fleet =
+            Fleet::new().with(node("a").outdated().pod(culprit).pod(pod("train"))).with(node("b").outdated());
         fleet.play();
         assert_eq!(fleet.why("a"), words);
         assert_eq!(fleet.states_of("a"), ["upgrade-required"]);
@@ -115,8 +128,14 @@ fn with_a_drain_that_may_force_it_the_node_is_drained() {
 #[test]
 fn a_drain_that_could_not_empty_the_node_either_is_not_begun() {
     for (culprit, words) in [
-        (pod("notebook").bare(), "cannot be emptied: pod work/notebook has no controller that would make it again (set force)"),
-        (pod("agent").of_daemon_set(), "cannot be emptied: pod work/agent uses the device and is left out of the drain"),
+        (
+            pod("notebook").bare(),
+            "cannot be emptied: pod work/notebook has no controller that would make it again (set force)",
+        ),
+        (
+            pod("agent").of_daemon_set(),
+            "cannot be emptied: pod work/agent uses the device and is left out of the drain",
+        ),
         (
             pod("pinned").bare().label(&keys("gpu").drain_skip, "true"),
             "cannot be emptied: pod work/pinned uses the device and is left out of the drain",
@@ -136,7 +155,10 @@ fn a_drain_that_leaves_a_device_user_behind_fails_instead_of_going_round_in_circ
     let mut fleet = Fleet::new().policy(json!({"drain": {"enable": true}})).with(emptying("n").pod(pinned));
     fleet.play();
     assert_eq!(fleet.states_of("n"), ["drain-required", "upgrade-failed"]);
-    assert_eq!(fleet.why("n"), "pods cannot be evicted: pod work/pinned uses the device and is left out of the drain");
+    assert_eq!(
+        fleet.why("n"),
+        "pods cannot be evicted: pod work/pinned uses the device and is left out of the drain"
+    );
 }
 
 #[test]
@@ -153,8 +175,10 @@ fn pods_that_did_not_leave_in_time_fail_the_node() {
 #[test]
 fn who_asks_for_it_has_them_deleted_past_their_budget_at_the_timeout_and_not_before() {
     let insistent = json!({"gpuPodDeletion": {"timeoutAction": "Delete"}});
-    let mut fleet =
-        Fleet::new().policy(insistent).budget("web", 0).with(emptying("n").pod(pod("web-1").label("app", "web")));
+    let mut fleet = Fleet::new()
+        .policy(insistent)
+        .budget("web", 0)
+        .with(emptying("n").pod(pod("web-1").label("app", "web")));
     assert_eq!(fleet.decisions().iter().filter(|line| line.contains("web-1")).count(), 0);
     fleet.play();
     assert_eq!(fleet.told("web-1"), ["n delete work/web-1 (TimedOut)"]);
@@ -164,7 +188,10 @@ fn who_asks_for_it_has_them_deleted_past_their_budget_at_the_timeout_and_not_bef
 #[test]
 fn without_a_timeout_pods_are_waited_for_as_long_as_it_takes() {
     let patient = json!({"gpuPodDeletion": {"timeoutSeconds": 0}});
-    let mut fleet = Fleet::new().policy(patient).budget("web", 0).with(emptying("n").pod(pod("web-1").label("app", "web")));
+    let mut fleet = Fleet::new()
+        .policy(patient)
+        .budget("web", 0)
+        .with(emptying("n").pod(pod("web-1").label("app", "web")));
     fleet.wait(30 * 86_400);
     assert_eq!(fleet.plan().wake_at, None);
     assert!(matches!(fleet.reason("n"), Reason::BudgetBlocks { until: None, .. }));
@@ -173,17 +200,20 @@ fn without_a_timeout_pods_are_waited_for_as_long_as_it_takes() {
 #[test]
 fn the_longest_timeout_that_fits_the_field_is_no_problem() {
     let options = json!({"gpuPodDeletion": {"timeoutSeconds": i64::MAX}});
-    let mut fleet = Fleet::new().policy(options).budget("web", 0).with(
-        emptying("n").pod(pod("web-1").label("app", "web")).walk(|walk| walk.paused.seconds = 5),
-    );
-    fleet.play();
+    let mut fleet = Fleet::new()
+        .policy(options)
+        .budget("web", 0)
+        .with(emptying("n").pod(pod("web-1").label("app", "web")).walk(|walk| walk.paused.seconds = 5));
+    fleet.settle();
     assert_eq!(fleet.verdict("n").state, State::PodDeletionRequired);
+    assert_eq!(fleet.reason("n").until(), Some(jiff::Timestamp::MAX));
 }
 
 #[test]
 fn a_job_that_ends_lets_the_node_go_on() {
     let wait = json!({"waitForCompletion": {"podSelector": "job=train"}});
-    let mut fleet = Fleet::new().policy(wait).with(node("n").outdated().pod(pod("epoch").label("job", "train")));
+    let mut fleet =
+        Fleet::new().policy(wait).with(node("n").outdated().pod(pod("epoch").label("job", "train")));
     fleet.play();
     assert_eq!(fleet.verdict("n").state, State::WaitForJobsRequired);
     assert_eq!(fleet.why("n"), "waits for pod work/epoch to complete");

@@ -11,7 +11,8 @@ use crate::reason::Kind;
 /// Why the first pool is frozen; and that nothing but a complaint or a policy's status comes of it.
 fn frozen(fleet: &Fleet) -> String {
     let plan = fleet.plan();
-    let only_words = |action: &Action| matches!(action, Action::Complain { .. } | Action::PolicyStatus { .. });
+    let only_words =
+        |action: &Action| matches!(action, Action::Complain { .. } | Action::PolicyStatus { .. });
     assert!(plan.actions.iter().all(only_words), "{:#?}", plan.actions);
     for verdict in plan.pools[0].nodes.values() {
         assert_eq!(verdict.reason.code(), "pool-frozen");
@@ -65,7 +66,10 @@ fn a_bad_value_in_a_cluster_policy_freezes_the_pool_with_a_sentence() {
         (json!({"maxUnavailable": -1}), "maxUnavailable \"-1\" is neither"),
         (json!({"maxParallelUpgrades": -2}), "maxParallelUpgrades -2 is not 0 or more"),
         (json!({"maxParallelUpgrades": "two"}), "invalid type: string \"two\""),
-        (json!({"drain": {"enable": true, "timeoutSeconds": -1}}), "-1 seconds is not 0 or more (drain.timeoutSeconds)"),
+        (
+            json!({"drain": {"enable": true, "timeoutSeconds": -1}}),
+            "-1 seconds is not 0 or more (drain.timeoutSeconds)",
+        ),
         (json!({"waitForCompletion": {"podSelector": "a b"}}), "\"a b\" is not a label selector term"),
     ] {
         let sentence = sentence(options);
@@ -91,7 +95,12 @@ fn a_complaint_is_told_to_the_object_that_causes_it() {
 
     let spec = json!({"driver": {"name": "gpu"}, "limits": {"driverReady": "soon", "validation": "10m"}});
     let fleet = Fleet::without_policy().driver_policy("gpu", spec).with(node("n"));
-    assert_eq!(fleet.decisions(), ["policy gpu ready=false: driverpolicy/gpu: \"soon\" is not a duration such as 30m or 2h (spec.limits.driverReady). The pool is frozen until it is mended; nothing was changed."]);
+    assert_eq!(
+        fleet.decisions(),
+        [
+            "policy gpu ready=false: driverpolicy/gpu: \"soon\" is not a duration such as 30m or 2h (spec.limits.driverReady). The pool is frozen until it is mended; nothing was changed."
+        ]
+    );
 }
 
 #[test]
@@ -119,7 +128,12 @@ fn modes_that_need_a_gpu_operator_say_so() {
     for mode in ["Guest", "TakeOver"] {
         let spec = json!({"driver": {"name": "gpu"}, "mode": mode});
         let fleet = Fleet::without_policy().driver_policy("gpu", spec).with(node("n").outdated());
-        assert_eq!(frozen(&fleet), format!("driverpolicy/gpu: mode {mode} needs a live GPU Operator, and there is none; use Auto or Standalone (spec.mode)"));
+        assert_eq!(
+            frozen(&fleet),
+            format!(
+                "driverpolicy/gpu: mode {mode} needs a live GPU Operator, and there is none; use Auto or Standalone (spec.mode)"
+            )
+        );
     }
 }
 
@@ -169,7 +183,10 @@ fn nodes_that_no_driver_is_meant_for_are_left_alone() {
 fn a_node_is_told_once_that_a_controller_looks_after_it() {
     let mut fleet = Fleet::new().with(node("n"));
     fleet.node_mut("n").annotations.clear();
-    assert_eq!(fleet.decisions(), ["n annotate +nvidia.com/gpu-driver-upgrade-enabled".replace("nvidia.com/", "")]);
+    assert_eq!(
+        fleet.decisions(),
+        ["n annotate +nvidia.com/gpu-driver-upgrade-enabled".replace("nvidia.com/", "")]
+    );
     fleet.settle();
     assert_eq!(fleet.snapshot.nodes["n"].annotations[&keys("gpu").enabled], "true");
     assert_eq!(fleet.decisions(), [""; 0]);

@@ -48,7 +48,10 @@ fn nodes_that_others_took_out_count_and_are_named() {
         .with(node("broken").not_ready())
         .with(node("parked").cordoned());
     assert_eq!(starts(&fleet), [""; 0]);
-    assert_eq!(fleet.why("gpu-1"), "next slot; 2 of at most 2 nodes are out (maxUnavailable), broken not by us");
+    assert_eq!(
+        fleet.why("gpu-1"),
+        "next slot; 2 of at most 2 nodes are out (maxUnavailable), broken not by us"
+    );
     let ledger = fleet.pool().ledger;
     assert_eq!(ledger.foreign, ["broken", "parked"].map(NodeName::from));
     assert_eq!((ledger.total, ledger.moving, ledger.out, ledger.free()), (5, 0, 2, 0));
@@ -59,7 +62,10 @@ fn a_node_that_is_out_already_costs_nothing_more_but_takes_its_turn() {
     let fleet = outdated(1, json!({"maxParallelUpgrades": 2, "maxUnavailable": 1}))
         .with(node("parked").outdated().at(State::UpgradeRequired).cordoned());
     assert_eq!(starts(&fleet), ["parked"]);
-    assert_eq!(fleet.why("gpu-1"), "next slot; 1 of at most 1 nodes are out (maxUnavailable), parked not by us");
+    assert_eq!(
+        fleet.why("gpu-1"),
+        "next slot; 1 of at most 1 nodes are out (maxUnavailable), parked not by us"
+    );
 
     let one_at_a_time = outdated(0, json!({"maxUnavailable": "100%"}))
         .nodes(3, |n| n.outdated().at(State::UpgradeRequired).cordoned());
@@ -68,9 +74,11 @@ fn a_node_that_is_out_already_costs_nothing_more_but_takes_its_turn() {
 
 #[test]
 fn failed_nodes_count_as_out_but_not_as_moving() {
-    let fleet = outdated(4, json!({"maxParallelUpgrades": 1, "maxUnavailable": 2})).with(node("bad").at(State::UpgradeFailed));
+    let fleet = outdated(4, json!({"maxParallelUpgrades": 1, "maxUnavailable": 2}))
+        .with(node("bad").at(State::UpgradeFailed));
     assert_eq!(starts(&fleet), ["gpu-1"]);
-    let full = outdated(4, json!({"maxParallelUpgrades": 1, "maxUnavailable": 1})).with(node("bad").at(State::UpgradeFailed));
+    let full = outdated(4, json!({"maxParallelUpgrades": 1, "maxUnavailable": 1}))
+        .with(node("bad").at(State::UpgradeFailed));
     assert_eq!(starts(&full), [""; 0]);
     assert_eq!(full.pool().ledger.foreign, [], "a failed node is out by our own doing");
 }
@@ -91,13 +99,20 @@ fn a_start_with_unknown_outcome_holds_its_slot_until_it_was_read() {
     assert_eq!(starts(&fleet), [""; 0]);
     assert_eq!(fleet.plan().wake_at, Some(after(5)));
     fleet.wait(5);
-    assert_eq!(fleet.decisions(), ["gpu-1 read", "rollout cluster-policy-1 begins: {\"nvidia-driver-daemonset\": \"new\"}"]);
+    assert_eq!(
+        fleet.decisions(),
+        ["gpu-1 read", "rollout cluster-policy-1 begins: {\"nvidia-driver-daemonset\": \"new\"}"]
+    );
 }
 
 #[test]
 fn a_node_that_cannot_be_written_does_not_keep_the_slot_from_others() {
     let mut fleet = outdated(2, json!({}));
-    fleet.setback(Object::Node("gpu-1".into()), SetbackKind::Error("admission webhook says no".into()), after(30));
+    fleet.setback(
+        Object::Node("gpu-1".into()),
+        SetbackKind::Error("admission webhook says no".into()),
+        after(30),
+    );
     assert_eq!(starts(&fleet), ["gpu-2"]);
     assert_eq!(fleet.why("gpu-1"), "the Kubernetes API refused a write: admission webhook says no");
     assert_eq!(fleet.plan().wake_at, Some(after(30)));
@@ -113,9 +128,13 @@ fn order_is_broken_first_then_cheapest_then_by_name_and_the_own_node_last() {
     fleet.put(&"gpu-3".into(), pod("small").gpus(1));
     fleet.driver_mut("gpu-4").ready = false;
     let granted = fleet.pool().ledger.granted;
-    let mut order: Vec<(usize, String)> = granted.iter().map(|(name, place)| (*place, name.to_string())).collect();
+    let mut order: Vec<(usize, String)> =
+        granted.iter().map(|(name, place)| (*place, name.to_string())).collect();
     order.sort();
-    assert_eq!(order.into_iter().map(|(_, name)| name).collect::<Vec<_>>(), ["gpu-4", "gpu-3", "gpu-2", "gpu-1"]);
+    assert_eq!(
+        order.into_iter().map(|(_, name)| name).collect::<Vec<_>>(),
+        ["gpu-4", "gpu-3", "gpu-2", "gpu-1"]
+    );
 }
 
 #[test]
@@ -136,8 +155,16 @@ fn a_whole_fleet_walks_one_after_the_other() {
     let mut fleet = Fleet::new().nodes(3, |n| n.labelled(State::Unknown).outdated().pod(pod("web").gpus(0)));
     fleet.put(&"gpu-2".into(), pod("train"));
     fleet.play();
-    let walk = ["upgrade-required", "cordon-required", "wait-for-jobs-required", "pod-deletion-required",
-        "pod-restart-required", "validation-required", "uncordon-required", "upgrade-done"];
+    let walk = [
+        "upgrade-required",
+        "cordon-required",
+        "wait-for-jobs-required",
+        "pod-deletion-required",
+        "pod-restart-required",
+        "validation-required",
+        "uncordon-required",
+        "upgrade-done",
+    ];
     for name in ["gpu-1", "gpu-2", "gpu-3"] {
         assert_eq!(fleet.states_of(name), walk, "{name}");
         assert!(!fleet.snapshot.nodes[name].unschedulable);

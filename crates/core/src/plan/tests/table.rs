@@ -88,8 +88,16 @@ fn outside_a_visit() {
         case(UpgradeRequired, "slot free", required()),
         case(UpgradeRequired, "cordoned by somebody", required().cordoned()),
         case(UpgradeRequired, "back in sync", n().labelled(UpgradeRequired)),
-        case(UpgradeRequired, "back in sync, not requested", n().labelled(UpgradeRequired).annotation(requested, "false")),
-        case(UpgradeRequired, "in sync, but requested", n().labelled(UpgradeRequired).annotation(requested, "true")),
+        case(
+            UpgradeRequired,
+            "back in sync, not requested",
+            n().labelled(UpgradeRequired).annotation(requested, "false"),
+        ),
+        case(
+            UpgradeRequired,
+            "in sync, but requested",
+            n().labelled(UpgradeRequired).annotation(requested, "true"),
+        ),
         case(UpgradeRequired, "skipped", required().skipped()),
         case(UpgradeRequired, "no slot", required()).policy(serde_json::json!({"maxUnavailable": 0})),
         case(UpgradeRequired, "revision not known yet", required()).but(revision_unknown),
@@ -98,11 +106,16 @@ fn outside_a_visit() {
         case(UpgradeRequired, "pod without controller", required().pod(pod("notebook").bare())),
         case(UpgradeRequired, "pod with emptyDir", required().pod(pod("scratch").with_empty_dir())),
         case(UpgradeRequired, "pod of another DaemonSet", required().pod(pod("exporter").of_daemon_set())),
-        case(UpgradeRequired, "pod without device or controller", required().pod(pod("shell").bare().gpus(0))),
+        case(
+            UpgradeRequired,
+            "pod without device or controller",
+            required().pod(pod("shell").bare().gpus(0)),
+        ),
         case(CordonRequired, "in service", n().outdated().at(CordonRequired)),
         case(CordonRequired, "cordoned by somebody", n().outdated().at(CordonRequired).cordoned()),
         case(CordonRequired, "upgrade was requested", n().at(CordonRequired).annotation(requested, "true")),
-        case(CordonRequired, "revision not known yet", n().outdated().at(CordonRequired)).but(revision_unknown),
+        case(CordonRequired, "revision not known yet", n().outdated().at(CordonRequired))
+            .but(revision_unknown),
         case(UpgradeFailed, "without a record", n().labelled(UpgradeFailed)),
     ]);
     for state in State::ALL.into_iter().filter(|s| s.in_flight() && *s != CordonRequired) {
@@ -114,7 +127,8 @@ fn outside_a_visit() {
 #[test]
 fn waiting_for_jobs_and_taking_pods_off() {
     let jobs = || n().outdated().at(WaitForJobsRequired);
-    let wait_for = |seconds| serde_json::json!({"waitForCompletion": {"podSelector": "job", "timeoutSeconds": seconds}});
+    let wait_for =
+        |seconds| serde_json::json!({"waitForCompletion": {"podSelector": "job", "timeoutSeconds": seconds}});
     let job = || pod("train").label("job", "a");
     let off = || n().outdated().at(PodDeletionRequired);
     let drain = serde_json::json!({"drain": {"enable": true}});
@@ -125,8 +139,10 @@ fn waiting_for_jobs_and_taking_pods_off() {
     let cases = vec![
         case(WaitForJobsRequired, "nothing selected", jobs().pod(job())),
         case(WaitForJobsRequired, "a job runs", jobs().pod(job())).policy(wait_for(0)),
-        case(WaitForJobsRequired, "a job is Pending", jobs().pod(job().phase(Phase::Pending))).policy(wait_for(0)),
-        case(WaitForJobsRequired, "the job has ended", jobs().pod(job().phase(Phase::Succeeded))).policy(wait_for(0)),
+        case(WaitForJobsRequired, "a job is Pending", jobs().pod(job().phase(Phase::Pending)))
+            .policy(wait_for(0)),
+        case(WaitForJobsRequired, "the job has ended", jobs().pod(job().phase(Phase::Succeeded)))
+            .policy(wait_for(0)),
         case(WaitForJobsRequired, "another pod runs", jobs().pod(pod("other"))).policy(wait_for(0)),
         case(WaitForJobsRequired, "in time", jobs().pod(job())).policy(wait_for(61)),
         case(WaitForJobsRequired, "time is up", jobs().pod(job())).policy(wait_for(60)),
@@ -135,25 +151,52 @@ fn waiting_for_jobs_and_taking_pods_off() {
         case(PodDeletionRequired, "a pod does not use the device", off().pod(pod("web").gpus(0))),
         case(PodDeletionRequired, "a finished pod", off().pod(pod("train").phase(Phase::Failed))),
         case(PodDeletionRequired, "a static pod", off().pod(pod("static").mirror())),
-        case(PodDeletionRequired, "two pods, one leaves already", off().pod(pod("a").leaving()).pod(pod("b"))),
+        case(
+            PodDeletionRequired,
+            "two pods, one leaves already",
+            off().pod(pod("a").leaving()).pod(pod("b")),
+        ),
         case(PodDeletionRequired, "all leave already", off().pod(pod("a").leaving())),
         case(PodDeletionRequired, "time is up", off().pod(pod("train"))).but(|f| f.wait(240)),
-        case(PodDeletionRequired, "time is up, drain enabled", off().pod(pod("train"))).policy(drain.clone()).but(|f| f.wait(240)),
-        case(PodDeletionRequired, "time is up, timeoutAction Delete", off().pod(pod("train"))).policy(insistent).but(|f| f.wait(240)),
+        case(PodDeletionRequired, "time is up, drain enabled", off().pod(pod("train")))
+            .policy(drain.clone())
+            .but(|f| f.wait(240)),
+        case(PodDeletionRequired, "time is up, timeoutAction Delete", off().pod(pod("train")))
+            .policy(insistent)
+            .but(|f| f.wait(240)),
         case(PodDeletionRequired, "a bare pod came", off().pod(pod("shell").bare()).pod(pod("train"))),
-        case(PodDeletionRequired, "a bare pod, force", off().pod(pod("shell").bare())).policy(serde_json::json!({"gpuPodDeletion": {"force": true}})),
-        case(PodDeletionRequired, "a bare pod, drain enabled", off().pod(pod("shell").bare())).policy(drain.clone()),
-        case(PodDeletionRequired, "emptyDir, deleteEmptyDir", off().pod(pod("scratch").with_empty_dir())).policy(serde_json::json!({"podDeletion": {"deleteEmptyDir": true}})),
-        case(PodDeletionRequired, "refused a moment ago", off().pod(pod("train"))).but(|f| f.setback(crate::snapshot::Object::Pod(train.clone()), SetbackKind::Refused, after(1))),
+        case(PodDeletionRequired, "a bare pod, force", off().pod(pod("shell").bare()))
+            .policy(serde_json::json!({"gpuPodDeletion": {"force": true}})),
+        case(PodDeletionRequired, "a bare pod, drain enabled", off().pod(pod("shell").bare()))
+            .policy(drain.clone()),
+        case(PodDeletionRequired, "emptyDir, deleteEmptyDir", off().pod(pod("scratch").with_empty_dir()))
+            .policy(serde_json::json!({"podDeletion": {"deleteEmptyDir": true}})),
+        case(PodDeletionRequired, "refused a moment ago", off().pod(pod("train")))
+            .but(|f| f.setback(crate::snapshot::Object::Pod(train.clone()), SetbackKind::Refused, after(1))),
         case(DrainRequired, "drained", draining()).policy(drain.clone()),
         case(DrainRequired, "any pod", draining().pod(pod("web").gpus(0))).policy(drain.clone()),
-        case(DrainRequired, "a pod that is left out", draining().pod(pod("web").gpus(0).label(&keys("gpu").drain_skip, "true"))).policy(drain.clone()),
-        case(DrainRequired, "a DaemonSet's pod", draining().pod(pod("agent").gpus(0).of_daemon_set())).policy(drain.clone()),
+        case(
+            DrainRequired,
+            "a pod that is left out",
+            draining().pod(pod("web").gpus(0).label(&keys("gpu").drain_skip, "true")),
+        )
+        .policy(drain.clone()),
+        case(DrainRequired, "a DaemonSet's pod", draining().pod(pod("agent").gpus(0).of_daemon_set()))
+            .policy(drain.clone()),
         case(DrainRequired, "a bare pod", draining().pod(pod("shell").gpus(0).bare())).policy(drain.clone()),
-        case(DrainRequired, "a bare pod, by force", draining().pod(pod("shell").gpus(0).bare())).policy(drain_by_force),
-        case(DrainRequired, "time is up", draining().pod(pod("web").gpus(0))).policy(drain.clone()).but(|f| f.wait(240)),
-        case(DrainRequired, "a device user is left out", draining().pod(pod("train").label(&keys("gpu").drain_skip, "true"))).policy(drain.clone()),
-        case(DrainRequired, "a DaemonSet's device user", draining().pod(pod("agent").of_daemon_set())).policy(drain),
+        case(DrainRequired, "a bare pod, by force", draining().pod(pod("shell").gpus(0).bare()))
+            .policy(drain_by_force),
+        case(DrainRequired, "time is up", draining().pod(pod("web").gpus(0)))
+            .policy(drain.clone())
+            .but(|f| f.wait(240)),
+        case(
+            DrainRequired,
+            "a device user is left out",
+            draining().pod(pod("train").label(&keys("gpu").drain_skip, "true")),
+        )
+        .policy(drain.clone()),
+        case(DrainRequired, "a DaemonSet's device user", draining().pod(pod("agent").of_daemon_set()))
+            .policy(drain),
         case(DrainRequired, "drain was switched off", draining().pod(pod("web").gpus(0))),
     ];
     insta::assert_snapshot!(table(cases));
@@ -178,7 +221,8 @@ fn restart_and_validation() {
         case(PodRestartRequired, "outdated", restart().outdated()),
         case(PodRestartRequired, "outdated, a pod came back", restart().outdated().pod(pod("train"))),
         case(PodRestartRequired, "without owner", restart()).but(|f| f.driver_mut("n").owner = None),
-        case(PodRestartRequired, "old pod stops", restart().outdated()).but(|f| f.driver_mut("n").deleting = Some(after(30))),
+        case(PodRestartRequired, "old pod stops", restart().outdated())
+            .but(|f| f.driver_mut("n").deleting = Some(after(30))),
         case(PodRestartRequired, "old pod does not stop", restart().outdated()).but(|f| {
             f.driver_mut("n").deleting = Some(after(30));
             f.wait(1740);
@@ -195,27 +239,43 @@ fn restart_and_validation() {
             f.wait(1740);
         }),
         case(PodRestartRequired, "new pod ready", restart()),
-        case(PodRestartRequired, "new pod waits for a safe load", restart().annotation(safe_load, "true")).but(starting),
+        case(PodRestartRequired, "new pod waits for a safe load", restart().annotation(safe_load, "true"))
+            .but(starting),
         case(ValidationRequired, "all pass", validate()),
         case(ValidationRequired, "driver not ready any more", validate()).but(starting),
-        case(ValidationRequired, "validator not ready", validate()).but(|f| f.validator_mut("n").ready = false),
-        case(ValidationRequired, "validator leaves", validate()).but(|f| f.validator_mut("n").deleting = Some(after(9))),
-        case(ValidationRequired, "validator missing", validate()).but(|f| f.remove_pods("n", |p| p.name.name.contains("validator"))),
-        case(ValidationRequired, "validator proved the old driver", validate()).but(|f| f.driver_mut("n").started = Some(after(-30))),
+        case(ValidationRequired, "validator not ready", validate())
+            .but(|f| f.validator_mut("n").ready = false),
+        case(ValidationRequired, "validator leaves", validate())
+            .but(|f| f.validator_mut("n").deleting = Some(after(9))),
+        case(ValidationRequired, "validator missing", validate())
+            .but(|f| f.remove_pods("n", |p| p.name.name.contains("validator"))),
+        case(ValidationRequired, "validator proved the old driver", validate())
+            .but(|f| f.driver_mut("n").started = Some(after(-30))),
         case(ValidationRequired, "time is up", validate()).but(|f| {
             f.validator_mut("n").ready = false;
             f.wait(540);
         }),
         case(ValidationRequired, "a newer version came", validate()).but(|f| f.publish("gpu", 3, "newer")),
         case(UncordonRequired, "all well", n().at(UncordonRequired)),
-        case(UncordonRequired, "the cordon is somebody else's", n().at(UncordonRequired).visit(|v| v.holds.cordon = false)),
-        case(UncordonRequired, "told to keep it cordoned", n().at(UncordonRequired).label("pitcrew.dev/keep-cordoned", "true")),
+        case(
+            UncordonRequired,
+            "the cordon is somebody else's",
+            n().at(UncordonRequired).visit(|v| v.holds.cordon = false),
+        ),
+        case(
+            UncordonRequired,
+            "told to keep it cordoned",
+            n().at(UncordonRequired).label("pitcrew.dev/keep-cordoned", "true"),
+        ),
         case(UncordonRequired, "driver not ready any more", n().at(UncordonRequired)).but(starting),
-        case(UncordonRequired, "a newer version came", n().at(UncordonRequired)).but(|f| f.publish("gpu", 3, "newer")),
+        case(UncordonRequired, "a newer version came", n().at(UncordonRequired))
+            .but(|f| f.publish("gpu", 3, "newer")),
         case(UpgradeFailed, "nothing changed", n().at(UpgradeFailed)),
         case(UpgradeFailed, "the same pod recovered", n().at(UpgradeFailed)),
-        case(UpgradeFailed, "a newer version came", n().at(UpgradeFailed)).but(|f| f.publish("gpu", 3, "newer")),
-        case(UpgradeFailed, "another driver pod, ready", n().at(UpgradeFailed)).but(|f| f.driver_mut("n").uid = "by-hand".into()),
+        case(UpgradeFailed, "a newer version came", n().at(UpgradeFailed))
+            .but(|f| f.publish("gpu", 3, "newer")),
+        case(UpgradeFailed, "another driver pod, ready", n().at(UpgradeFailed))
+            .but(|f| f.driver_mut("n").uid = "by-hand".into()),
         case(UpgradeFailed, "another driver pod, not ready", n().at(UpgradeFailed)).but(|f| {
             starting(f);
             f.driver_mut("n").uid = "by-hand".into();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{EvictParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::DynamicObject;
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
@@ -38,13 +38,13 @@ impl Cluster {
     async fn of(fleet: &Fleet, behaviour: Behaviour) -> Self {
         let cluster = Self::new(behaviour);
         fleet.install(&cluster.client).await.unwrap();
-        let ready = timeout(Duration::from_secs(600), fleet.wait_ready(&cluster.client)).await;
-        if ready.is_err() {
-            panic!(
-                "the fleet is not ready: {:#?}",
-                cluster.pods("").await.iter().map(describe).collect::<Vec<_>>()
-            );
-        }
+        let ready = timeout(Duration::from_mins(10), fleet.wait_ready(&cluster.client)).await;
+        let pods = cluster.pods("").await;
+        assert!(
+            ready.is_ok(),
+            "the fleet is not ready: {:#?}",
+            pods.iter().map(describe).collect::<Vec<_>>()
+        );
         cluster
     }
 
@@ -104,7 +104,7 @@ impl Cluster {
 
     async fn delete(&self, pod: &Pod) {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
-        api.delete(&pod.name_any(), &Default::default()).await.unwrap();
+        api.delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
     }
 
     async fn create<K>(&self, namespace: &str, object: Value) -> K

@@ -136,7 +136,7 @@ async fn a_missing_image_and_a_hang_are_not_ready_each_in_its_way() {
 #[tokio::test(start_paused = true)]
 async fn a_dead_kubelet_means_not_ready_and_nothing_happens_there() {
     let cluster = Cluster::of(&bare(2), Behaviour::default()).await;
-    cluster.actors.behaviour().change(|behaviour| drop(behaviour.down.insert("gpu-01".into())));
+    cluster.actors.behaviour().change(|behaviour| behaviour.down.extend(["gpu-01".to_owned()]));
     seconds(1).await;
     let ready = |node: &Node| {
         let conditions = node.status.as_ref().unwrap().conditions.clone().unwrap();
@@ -166,7 +166,7 @@ async fn a_node_that_loses_its_deploy_label_loses_its_driver() {
 #[tokio::test(start_paused = true)]
 async fn an_nvidia_driver_gets_a_daemon_set_and_its_nodes() {
     let cluster = Cluster::of(&bare(2).with_label("gpu-02", "pool", "h100"), Behaviour::default()).await;
-    let kind = super::super::nvidia_driver_kind();
+    let kind = crate::actors::operator::nvidia_driver_kind();
     let api: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &kind);
     let spec = json!({"spec": {"version": "550.54.15", "nodeSelector": {"pool": "h100"}}});
     api.create(&PostParams::default(), &DynamicObject::new("h100", &kind).data(spec)).await.unwrap();

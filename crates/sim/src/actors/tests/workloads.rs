@@ -1,9 +1,8 @@
-//! Deployments, scheduler, budgets, Jobs, StatefulSets, garbage.
+//! Deployments, scheduler, budgets, Jobs, stateful sets, garbage.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::api::DeleteParams;
 
 use super::*;
 use crate::actors::{JobRule, Nodes, STOP_SECONDS};

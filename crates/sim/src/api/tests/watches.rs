@@ -58,6 +58,21 @@ async fn entering_and_leaving_a_selector_is_added_and_deleted() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn old_history_is_as_good_as_new() {
+    let client = server().client();
+    let nodes = all::<Node>(&client);
+    let seen = add_node(&client, "a").await.resource_version().unwrap();
+    for round in 0..600 {
+        merge(&nodes, "a", json!({"metadata": {"labels": {"even": (round % 2 == 0).to_string()}}}))
+            .await
+            .unwrap();
+    }
+    let heard = hear(&nodes, &brief().labels("even=true"), &seen).await;
+    assert_eq!(heard.len(), 600);
+    assert_eq!(heard[..3], ["added a", "deleted a at 4", "added a"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_watch_of_one_namespace_hears_nothing_of_others() {
     let client = server().client();
     for space in ["x", "y"] {

@@ -1,0 +1,205 @@
+//! Bad plans, made by hand: each breaks one promise, and is caught breaking it.
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+
+use super::fixture::*;
+use crate::action::{Action, DeleteWhy, NodePatch, PodRef, RestartDriver, Transition};
+use crate::check::{Promise, violations};
+use crate::contract::{State, VISIT_ANNOTATION};
+use crate::names::ObjectName;
+use crate::plan::{Plan, plan};
+use crate::policy::Pattern;
+
+/// What a fleet's own plan breaks, with its actions replaced by these.
+fn broken(fleet: &Fleet, actions: Vec<Action>) -> Vec<(Promise, String, usize)> {
+    let plan = Plan { actions, ..plan(&fleet.snapshot) };
+    let found = violations(&fleet.snapshot, &plan);
+    found.into_iter().map(|v| (v.promise, v.node.to_string(), v.action)).collect()
+}
+
+fn pod_ref(node: &str, name: &ObjectName) -> PodRef {
+    PodRef { name: name.clone(), uid: "uid".into(), node: node.into() }
+}
+
+fn evict(node: &str) -> Action {
+    Action::Evict(pod_ref(node, &ObjectName::new("work", "train")))
+}
+
+fn restart(node: &str) -> Action {
+    let pod = pod_ref(node, &ObjectName::new(NAMESPACE, &format!("gpu-driver-{node}")));
+    let devices = vec![Pattern("nvidia.com/gpu*".into())];
+    Action::RestartDriver(RestartDriver { driver: "gpu".into(), pod, node_uid: "uid".into(), devices })
+}
+
+fn patch(node: &str, from: State, to: State) -> NodePatch {
+    NodePatch {
+        node: node.into(),
+        pool: POOL.into(),
+        seen: 1.into(),
+        labels: BTreeMap::from([(keys("gpu").state, Some(to.as_str().to_owned()))]),
+        annotations: BTreeMap::new(),
+        unschedulable: None,
+        to: Some(Transition { driver: "gpu".into(), from, to }),
+        event: None,
+    }
+}
+
+fn start(node: &str) -> Action {
+    Action::PatchNode(patch(node, State::UpgradeRequired, State::CordonRequired))
+}
+
+fn uncordon(node: &str) -> Action {
+    let patch = patch(node, State::UncordonRequired, State::UpgradeDone);
+    Action::PatchNode(NodePatch { unschedulable: Some(false), ..patch })
+}
+
+#[test]
+fn pods_are_taken_off_only_nodes_that_are_ours_and_cordoned() {
+    let with_pod = |node: NodeSpec| Fleet::new().with(node.outdated().pod(pod("train")));
+    let ours = with_pod(node("n").at(State::PodDeletionRequired));
+    assert_eq!(broken(&ours, vec![evict("n")]), []);
+    let bad = [(Promise::OnlyOwnNodes, "n".to_owned(), 0)];
+    assert_eq!(broken(&with_pod(node("n").at(State::UpgradeRequired)), vec![evict("n")]), bad, "no visit");
+    assert_eq!(broken(&with_pod(node("n").cordoned()), vec![evict("n")]), bad, "somebody else's cordon");
+    assert_eq!(
+        broken(&with_pod(node("n").at(State::DrainRequired).uncordoned()), vec![evict("n")]),
+        bad,
+        "uncordoned"
+    );
+    let delete = Action::Delete(pod_ref("n", &ObjectName::new("work", "train")), DeleteWhy::TimedOut);
+    assert_eq!(broken(&with_pod(node("n")), vec![delete]), bad);
+    assert_eq!(broken(&Fleet::new().with(node("n").outdated()), vec![restart("n")]), bad);
+}
+
+#[test]
+fn nothing_is_done_to_nodes_of_no_pool() {
+    let mut fleet =
+        Fleet::new().with(node("ours").outdated().at(State::PodDeletionRequired)).with(node("db"));
+    fleet.node_mut("db").labels.remove("gpu");
+    fleet.remove_pods("db", |_| true);
+    let bad = [(Promise::OnlyOwnNodes, "db".to_owned(), 0)];
+    assert_eq!(broken(&fleet, vec![evict("db")]), bad);
+    assert_eq!(broken(&fleet, vec![start("db")]), bad);
+    assert_eq!(broken(&fleet, vec![restart("gone")]), [(Promise::OnlyOwnNodes, "gone".to_owned(), 0)]);
+    let foreign_pool =
+        NodePatch { pool: "nobody".into(), ..patch("ours", State::Unknown, State::UpgradeDone) };
+    assert_eq!(
+        broken(&fleet, vec![Action::PatchNode(foreign_pool)]),
+        [(Promise::OnlyOwnNodes, "ours".to_owned(), 0)]
+    );
+}
+
+#[test]
+fn only_our_own_cordon_is_lifted_and_only_after_validation() {
+    let bad = [(Promise::OnlyOwnCordon, "n".to_owned(), 0)];
+    let fleet = |node: NodeSpec| Fleet::new().with(node);
+    assert_eq!(broken(&fleet(node("n").at(State::UncordonRequired)), vec![uncordon("n")]), []);
+    let foreign = node("n").at(State::UncordonRequired).visit(|visit| visit.holds.cordon = false);
+    assert_eq!(broken(&fleet(foreign), vec![uncordon("n")]), bad, "somebody else's cordon");
+    assert_eq!(broken(&fleet(node("n").cordoned()), vec![uncordon("n")]), bad, "no visit");
+    for state in [State::PodRestartRequired, State::ValidationRequired, State::UpgradeFailed] {
+        assert_eq!(broken(&fleet(node("n").at(state)), vec![uncordon("n")]), bad, "{state}");
+    }
+}
+
+#[test]
+fn no_start_exceeds_either_limit() {
+    let fleet = |options| Fleet::new().policy(options).nodes(4, |n| n.outdated().at(State::UpgradeRequired));
+    let starts = || vec![start("gpu-1"), start("gpu-2"), start("gpu-3")];
+    let too_many = |nodes: &[usize]| -> Vec<_> {
+        nodes.iter().map(|i| (Promise::WithinLimits, format!("gpu-{i}"), i - 1)).collect()
+    };
+    assert_eq!(broken(&fleet(json!({"maxParallelUpgrades": 3, "maxUnavailable": 3})), starts()), []);
+    assert_eq!(
+        broken(&fleet(json!({"maxParallelUpgrades": 2, "maxUnavailable": 3})), starts()),
+        too_many(&[3])
+    );
+    assert_eq!(
+        broken(&fleet(json!({"maxParallelUpgrades": 0, "maxUnavailable": 1})), starts()),
+        too_many(&[2, 3])
+    );
+    assert_eq!(broken(&fleet(json!({"maxUnavailable": 0})), vec![start("gpu-1")]), too_many(&[1]));
+
+    let moving = |state| {
+        Fleet::new()
+            .policy(json!({"maxUnavailable": "100%"}))
+            .with(node("gpu-1").outdated().at(State::UpgradeRequired))
+            .with(node("other").outdated().at(state))
+    };
+    assert_eq!(broken(&moving(State::ValidationRequired), vec![start("gpu-1")]), too_many(&[1]), "recorded");
+    assert_eq!(broken(&moving(State::CordonRequired), vec![start("gpu-1")]), too_many(&[1]), "labelled");
+    assert_eq!(broken(&moving(State::UpgradeFailed), vec![start("gpu-1")]), [], "failed nodes do not move");
+}
+
+#[test]
+fn nodes_that_others_took_out_leave_less_room() {
+    let fleet = Fleet::new()
+        .policy(json!({"maxParallelUpgrades": 0, "maxUnavailable": 1}))
+        .nodes(2, |n| n.outdated().at(State::UpgradeRequired))
+        .with(node("down").not_ready());
+    assert_eq!(broken(&fleet, vec![start("gpu-1")]), [(Promise::WithinLimits, "gpu-1".to_owned(), 0)]);
+}
+
+#[test]
+fn no_driver_restarts_under_running_work() {
+    let at_restart = || node("n").outdated().at(State::PodRestartRequired);
+    assert_eq!(broken(&Fleet::new().with(at_restart()), vec![restart("n")]), []);
+    let bad = [(Promise::NobodyOnTheDevice, "n".to_owned(), 0)];
+    assert_eq!(broken(&Fleet::new().with(at_restart().pod(pod("train"))), vec![restart("n")]), bad);
+    assert_eq!(broken(&Fleet::new().with(at_restart().pod(pod("train").leaving())), vec![restart("n")]), bad);
+    let finished = pod("train").phase(crate::snapshot::Phase::Succeeded);
+    assert_eq!(broken(&Fleet::new().with(at_restart().pod(finished)), vec![restart("n")]), []);
+}
+
+#[test]
+fn a_paused_pool_only_notes_its_pause() {
+    let fleet = Fleet::new()
+        .policy(json!({"autoUpgrade": false}))
+        .with(node("n").outdated().at(State::PodDeletionRequired).pod(pod("train")));
+    let bad = [(Promise::StandsStill, "n".to_owned(), 0)];
+    assert_eq!(broken(&fleet, vec![evict("n")]), bad);
+    let moved = patch("n", State::PodDeletionRequired, State::DrainRequired);
+    assert_eq!(broken(&fleet, vec![Action::PatchNode(moved.clone())]), bad);
+    let note = NodePatch {
+        to: None,
+        labels: BTreeMap::new(),
+        annotations: BTreeMap::from([(VISIT_ANNOTATION.to_owned(), Some("{}".to_owned()))]),
+        ..moved
+    };
+    assert_eq!(broken(&fleet, vec![Action::PatchNode(note.clone())]), []);
+    let cordon = NodePatch { unschedulable: Some(true), ..note.clone() };
+    assert_eq!(broken(&fleet, vec![Action::PatchNode(cordon)]), bad);
+    let label = NodePatch { labels: BTreeMap::from([(keys("gpu").state, None)]), ..note.clone() };
+    assert_eq!(broken(&fleet, vec![Action::PatchNode(label)]), bad);
+    let wipe = NodePatch { annotations: BTreeMap::from([(VISIT_ANNOTATION.to_owned(), None)]), ..note };
+    assert_eq!(broken(&fleet, vec![Action::PatchNode(wipe)]), bad);
+}
+
+#[test]
+fn a_frozen_pool_does_not_even_do_that() {
+    let mut fleet = Fleet::new().with(node("n").outdated().at(State::PodDeletionRequired));
+    fleet.snapshot.gpu_operator.deployments.insert("gpu-operator".into());
+    let note = NodePatch {
+        to: None,
+        labels: BTreeMap::new(),
+        annotations: BTreeMap::from([(VISIT_ANNOTATION.to_owned(), Some("{}".to_owned()))]),
+        ..patch("n", State::PodDeletionRequired, State::PodDeletionRequired)
+    };
+    assert_eq!(broken(&fleet, vec![Action::PatchNode(note)]), [(Promise::StandsStill, "n".to_owned(), 0)]);
+}
+
+#[test]
+fn every_promise_has_its_number_and_its_words() {
+    let all = [
+        Promise::OnlyOwnNodes,
+        Promise::OnlyOwnCordon,
+        Promise::WithinLimits,
+        Promise::NobodyOnTheDevice,
+        Promise::StandsStill,
+    ];
+    let numbers: Vec<String> =
+        all.iter().map(|p| p.to_string().split(' ').next().unwrap().to_owned()).collect();
+    assert_eq!(numbers, ["S1", "S2", "S3", "S4", "S9"]);
+}

@@ -1,0 +1,118 @@
+//! A whole cluster with a fleet in it, ready for a controller: embedded, or on a real control plane.
+//!
+//! What runs in it sees only `kube::Client`s and a clock, so scenarios, demo and benchmarks are written once.
+
+use jiff::Timestamp;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::runtime::wait::{await_condition, conditions};
+use kube::{Api, Client, ResourceExt};
+use pitcrew_controller::{Clock, Config, Controller};
+use pitcrew_core::api::{ClusterPolicy, crds};
+use serde_json::{Value, json};
+
+use crate::actors::{Actors, Behaviour, NAMESPACE};
+use crate::api::ApiServer;
+use crate::fleet::{self, Fleet};
+
+/// The moment at which virtual time begins: any fixed one will do.
+const EPOCH: Timestamp = Timestamp::constant(1_767_225_600, 0);
+
+/// A cluster with a fleet in it.
+pub struct Cluster {
+    /// For the person who works with the cluster.
+    pub admin: Client,
+    /// For the controller under test.
+    pub controller: Client,
+    /// The cluster's time.
+    pub clock: Clock,
+    /// Who works in it.
+    pub actors: Actors,
+    /// The embedded API, if it is that.
+    pub api: Option<ApiServer>,
+}
+
+/// Why a cluster could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum SetUpError {
+    /// The fleet could not be installed.
+    #[error("install the fleet")]
+    Fleet(#[from] fleet::Error),
+    /// pitcrew's own definitions could not be installed.
+    #[error("install pitcrew's custom resource definitions")]
+    Definitions(#[source] kube::Error),
+    /// They were installed, but are not served.
+    #[error("wait for pitcrew's custom resource definitions")]
+    Served(#[source] kube::runtime::wait::Error),
+}
+
+impl Cluster {
+    /// An embedded cluster in which everything runs already. The clock is tokio's: paused, it is virtual.
+    pub async fn embedded(fleet: &Fleet, seed: u64, behaviour: Behaviour) -> Result<Self, SetUpError> {
+        let api = ApiServer::new(EPOCH);
+        let clock = Clock::starting_at(EPOCH);
+        let actors = Actors::embedded(|user| api.client_as(user), EPOCH, seed, behaviour);
+        let (admin, controller) = (api.client_as("admin"), api.client_as("pitcrew"));
+        let cluster = Self { admin, controller, clock, actors, api: Some(api) };
+        cluster.set_up(fleet).await
+    }
+
+    /// The same on a real control plane, on real time.
+    pub async fn real(
+        admin: Client,
+        controller: Client,
+        machines: Client,
+        fleet: &Fleet,
+        seed: u64,
+        behaviour: Behaviour,
+    ) -> Result<Self, SetUpError> {
+        let clock = Clock::System;
+        let actors = Actors::fleet_only(machines, clock.now(), seed, behaviour);
+        Self { admin, controller, clock, actors, api: None }.set_up(fleet).await
+    }
+
+    async fn set_up(self, fleet: &Fleet) -> Result<Self, SetUpError> {
+        install_definitions(&self.admin).await?;
+        fleet.install(&self.admin).await?;
+        fleet.wait_ready(&self.admin).await;
+        Ok(self)
+    }
+
+    /// A controller for this cluster, not started yet.
+    pub fn new_controller(&self, identity: &str) -> Controller {
+        let config = Config {
+            namespace: NAMESPACE.to_owned(),
+            identity: identity.to_owned(),
+            own_node: None,
+            clock: self.clock,
+        };
+        Controller::new(self.controller.clone(), config)
+    }
+
+    /// Changes the driver version as a user would.
+    pub async fn set_driver_version(&self, version: &str) -> kube::Result<()> {
+        self.patch_cluster_policy(json!({"spec": {"driver": {"version": version}}})).await
+    }
+
+    /// Merges `patch` into the ClusterPolicy.
+    pub async fn patch_cluster_policy(&self, patch: Value) -> kube::Result<()> {
+        let api = Api::<ClusterPolicy>::all(self.admin.clone());
+        api.patch("cluster-policy", &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
+    }
+}
+
+/// Installs what `pitcrew crd` prints; what is there already stays as it is.
+pub async fn install_definitions(client: &Client) -> Result<(), SetUpError> {
+    let api = Api::<CustomResourceDefinition>::all(client.clone());
+    for definition in crds() {
+        match api.create(&PostParams::default(), &definition).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+            Err(error) => return Err(SetUpError::Definitions(error)),
+        }
+        let name = definition.name_any();
+        let established = await_condition(api.clone(), &name, conditions::is_crd_established());
+        established.await.map_err(SetUpError::Served)?;
+    }
+    Ok(())
+}

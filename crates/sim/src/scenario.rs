@@ -1,0 +1,322 @@
+//! One way to write a scenario, for the embedded cluster and for a real control plane alike.
+//!
+//! A scenario is a fleet, a policy, how the machines behave, and a script: what a person does when something has
+//! come about, and what must hold then. A recorder watches the nodes all the time; its [`Trace`] is what two runs
+//! are compared by.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::StreamExt;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
+use pitcrew_core::api::{DriverPolicy, DriverPolicySpec};
+use pitcrew_core::contract::{State, VISIT_ANNOTATION};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::actors::{Behaviour, BehaviourHandle};
+use crate::cluster::Cluster;
+use crate::fleet::Fleet;
+
+/// Nothing in a scenario takes longer; on virtual time this costs nothing.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The label that everything is about.
+const STATE_LABEL: &str = "nvidia.com/gpu-driver-upgrade-state";
+
+/// The states of an undisturbed upgrade, in their order.
+pub const WHOLE_WALK: [State; 8] = [
+    State::UpgradeRequired,
+    State::CordonRequired,
+    State::WaitForJobsRequired,
+    State::PodDeletionRequired,
+    State::PodRestartRequired,
+    State::ValidationRequired,
+    State::UncordonRequired,
+    State::UpgradeDone,
+];
+
+/// What goes wrong in a scenario, in a sentence.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Broken(pub String);
+
+impl From<kube::Error> for Broken {
+    fn from(error: kube::Error) -> Self {
+        Self(format!("the API refused: {error}"))
+    }
+}
+
+/// What a script returns.
+pub type Outcome = Result<(), Broken>;
+/// A script: what a person does, and what must hold.
+pub type Script = for<'a> fn(&'a mut Stage) -> BoxFuture<'a, Outcome>;
+
+/// A story that must end well on both clusters.
+pub struct Scenario {
+    /// What must be true.
+    pub name: &'static str,
+    /// What is in the cluster.
+    pub fleet: Fleet,
+    /// How the machines behave.
+    pub behaviour: Behaviour,
+    /// A DriverPolicy beside the fleet's ClusterPolicy.
+    pub policy: Option<Value>,
+    /// What happens.
+    pub script: Script,
+}
+
+/// What was seen of the nodes from the first change of version on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trace {
+    /// Each node's states, in order, without repetitions.
+    pub states: BTreeMap<String, Vec<State>>,
+    /// The most nodes that were cordoned at the same time.
+    pub most_out: usize,
+}
+
+impl Trace {
+    /// As text, for people and snapshots: the nodes with the same path together.
+    pub fn text(&self) -> String {
+        let mut paths: BTreeMap<Vec<State>, BTreeSet<&str>> = BTreeMap::new();
+        for (node, path) in &self.states {
+            paths.entry(path.clone()).or_default().insert(node);
+        }
+        let mut text = String::new();
+        for (path, nodes) in paths {
+            let nodes: Vec<&str> = nodes.into_iter().collect();
+            let path: Vec<String> = path.iter().map(ToString::to_string).collect();
+            let _ = writeln!(text, "{}: {}", nodes.join(" "), path.join(" > "));
+        }
+        text
+    }
+}
+
+/// The nodes as the recorder last saw them.
+#[derive(Clone, Debug, Default)]
+pub struct Scene {
+    /// Each node's state.
+    pub states: BTreeMap<String, State>,
+    /// Cordoned nodes.
+    pub cordoned: BTreeSet<String>,
+    /// Nodes with a visit record.
+    pub visited: BTreeSet<String>,
+    trace: Trace,
+    recording: bool,
+}
+
+impl Scene {
+    /// The state of a node.
+    pub fn state(&self, node: &str) -> State {
+        self.states.get(node).copied().unwrap_or_default()
+    }
+    /// How many nodes are in a state.
+    pub fn count(&self, state: State) -> usize {
+        self.states.values().filter(|s| **s == state).count()
+    }
+    /// Whether every node is in one of these.
+    pub fn all(&self, state: State) -> bool {
+        !self.states.is_empty() && self.count(state) == self.states.len()
+    }
+
+    /// What was recorded.
+    pub fn into_trace(self) -> Trace {
+        self.trace
+    }
+
+    fn see(&mut self, node: &Node) {
+        let name = node.name_any();
+        let label = node.labels().get(STATE_LABEL).map_or("", String::as_str);
+        let state = label.parse().unwrap_or_default();
+        let cordoned = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
+        let visited = node.annotations().contains_key(VISIT_ANNOTATION);
+        set(&mut self.cordoned, &name, cordoned);
+        set(&mut self.visited, &name, visited);
+        let before = self.states.insert(name.clone(), state);
+        if self.recording {
+            self.trace.most_out = self.trace.most_out.max(self.cordoned.len());
+            if before != Some(state) {
+                self.trace.states.entry(name).or_default().push(state);
+            }
+        }
+    }
+}
+
+fn set(names: &mut BTreeSet<String>, name: &str, present: bool) {
+    if present {
+        names.insert(name.to_owned());
+    } else {
+        names.remove(name);
+    }
+}
+
+/// The cluster during a scenario, and the hands that a script has.
+pub struct Stage {
+    cluster: Cluster,
+    scene: watch::Receiver<Scene>,
+    recording: watch::Sender<Scene>,
+    controller: Option<JoinHandle<()>>,
+    recorder: JoinHandle<()>,
+    controllers: u32,
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.recorder.abort();
+        if let Some(controller) = self.controller.take() {
+            controller.abort();
+        }
+    }
+}
+
+/// Plays a scenario on a cluster and returns what was seen.
+pub async fn play(scenario: &Scenario, cluster: Cluster) -> Result<Trace, Broken> {
+    let mut stage = Stage::open(scenario, cluster).await?;
+    (scenario.script)(&mut stage).await?;
+    Ok(stage.scene.borrow().trace.clone())
+}
+
+impl Stage {
+    async fn open(scenario: &Scenario, cluster: Cluster) -> Result<Self, Broken> {
+        if let Some(spec) = &scenario.policy {
+            let spec: DriverPolicySpec = serde_json::from_value(spec.clone()).map_err(|e| Broken(e.to_string()))?;
+            let api = Api::<DriverPolicy>::all(cluster.admin.clone());
+            api.create(&PostParams::default(), &DriverPolicy::new("gpu", spec)).await?;
+        }
+        let (recording, scene) = watch::channel(Scene::default());
+        let recorder = tokio::spawn(record(Api::all(cluster.admin.clone()), recording.clone()));
+        let mut stage = Self { cluster, scene, recording, controller: None, recorder, controllers: 0 };
+        stage.start_controller();
+        stage.until("every node is upgrade-done to begin with", |scene| scene.all(State::UpgradeDone)).await?;
+        stage.recording.send_modify(|scene| scene.recording = true);
+        Ok(stage)
+    }
+
+    /// Starts a controller under a new name.
+    pub fn start_controller(&mut self) {
+        self.controllers += 1;
+        let controller = self.cluster.new_controller(&format!("controller-{}", self.controllers));
+        self.controller = Some(tokio::spawn(async move {
+            if let Err(error) = controller.run(std::future::pending()).await {
+                tracing::error!(%error, "the controller ended");
+            }
+        }));
+    }
+
+    /// Ends the controller at once, between any two steps of its work, as `kill -9` does.
+    pub async fn kill_controller(&mut self) {
+        if let Some(controller) = self.controller.take() {
+            controller.abort();
+            let _ = controller.await;
+        }
+    }
+
+    /// Changes the driver version in the ClusterPolicy.
+    pub async fn set_version(&self, version: &str) -> Outcome {
+        Ok(self.cluster.set_driver_version(version).await?)
+    }
+
+    /// Merges into `spec.driver.upgradePolicy` of the ClusterPolicy.
+    pub async fn set_upgrade_policy(&self, patch: Value) -> Outcome {
+        Ok(self.cluster.patch_cluster_policy(json!({"spec": {"driver": {"upgradePolicy": patch}}})).await?)
+    }
+
+    /// Sets or removes a label on a node.
+    pub async fn label(&self, node: &str, key: &str, value: Option<&str>) -> Outcome {
+        self.patch_node(node, json!({"metadata": {"labels": {key: value}}})).await
+    }
+
+    /// Merges into a node.
+    pub async fn patch_node(&self, node: &str, patch: Value) -> Outcome {
+        let api = Api::<Node>::all(self.cluster.admin.clone());
+        api.patch(node, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    /// Pods in a namespace, as `(name, node, ready)`.
+    pub async fn pods(&self, namespace: &str) -> Result<Vec<(String, String, bool)>, Broken> {
+        let api = Api::<Pod>::namespaced(self.cluster.admin.clone(), namespace);
+        let pods = api.list(&ListParams::default()).await?;
+        let node = |pod: &Pod| pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default();
+        Ok(pods.iter().map(|pod| (pod.name_any(), node(pod), crate::actors::is_ready(pod))).collect())
+    }
+
+    /// The cluster.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// How the machines behave from now on.
+    pub fn behaviour(&self) -> BehaviourHandle {
+        self.cluster.actors.behaviour()
+    }
+
+    /// The nodes as they were last seen.
+    pub fn scene(&self) -> Scene {
+        self.scene.borrow().clone()
+    }
+
+    /// Waits until `holds`, which `what` describes.
+    pub async fn until(&mut self, what: &str, holds: impl Fn(&Scene) -> bool) -> Outcome {
+        let came_true = matches!(timeout(PATIENCE, self.scene.wait_for(|scene| holds(scene))).await, Ok(Ok(_)));
+        must(came_true, || format!("waited in vain until {what}; the nodes: {:?}", self.scene().states))
+    }
+
+    /// Waits until every node is done.
+    pub async fn until_done(&mut self) -> Outcome {
+        self.until("every node is upgrade-done", |scene| scene.all(State::UpgradeDone)).await
+    }
+
+    /// Waits until pods are there and all Ready.
+    pub async fn until_pods_ready(&self, namespace: &str, count: usize) -> Outcome {
+        let ready = async {
+            loop {
+                let pods = self.pods(namespace).await?;
+                if pods.len() == count && pods.iter().all(|(_, _, ready)| *ready) {
+                    return Ok(());
+                }
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        };
+        let late = || Broken(format!("waited in vain for {count} ready pods in {namespace}"));
+        timeout(PATIENCE, ready).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// Nothing about the nodes changes for a while.
+    pub async fn stands_still_for(&mut self, time: Duration) -> Outcome {
+        let before = self.scene().states;
+        tokio::time::sleep(time).await;
+        must(self.scene().states == before, || format!("nodes moved: {before:?} became {:?}", self.scene().states))
+    }
+}
+
+/// What must hold.
+pub fn must(holds: bool, otherwise: impl FnOnce() -> String) -> Outcome {
+    if holds { Ok(()) } else { Err(Broken(otherwise())) }
+}
+
+/// Watches the nodes and writes down what it sees.
+async fn record(nodes: Api<Node>, scene: watch::Sender<Scene>) {
+    let mut events = watcher(nodes, watcher::Config::default()).boxed();
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(watcher::Event::Apply(node) | watcher::Event::InitApply(node)) => {
+                scene.send_modify(|scene| scene.see(&node));
+            }
+            Ok(watcher::Event::Delete(node)) => scene.send_modify(|scene| {
+                scene.states.remove(&node.name_any());
+            }),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "the recorder's watch broke");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The scenarios. Each runs on the embedded cluster and on a real control plane; the nodes' states must agree.
+
+use std::time::Duration;
+
+use futures::FutureExt;
+use pitcrew_core::contract::State;
+use serde_json::{Value, json};
+
+use crate::actors::{Behaviour, Fault, Nodes};
+use crate::fleet::{Fleet, Workload};
+use crate::scenario::{Broken, Outcome, Scenario, Stage, WHOLE_WALK, must};
+
+const NEW: &str = "565.57.01";
+const NEWER: &str = "570.86.10";
+const SKIP_LABEL: &str = "nvidia.com/gpu-driver-upgrade.skip";
+const STATE_LABEL: &str = "nvidia.com/gpu-driver-upgrade-state";
+
+/// All scenarios.
+pub fn all() -> Vec<Scenario> {
+    let limits = |parallel: u32, unavailable: Value| {
+        fleet(10).with_upgrade_policy(json!({
+            "autoUpgrade": true, "maxParallelUpgrades": parallel, "maxUnavailable": unavailable,
+            "podDeletion": {"timeoutSeconds": 300},
+        }))
+    };
+    vec![
+        scenario("one node walks through every state", fleet(1), |stage| one_node(stage).boxed()),
+        scenario("ten nodes, one at a time", limits(1, json!("100%")), |stage| at_most(stage, 1).boxed()),
+        scenario("ten nodes, three at a time", limits(3, json!("100%")), |stage| at_most(stage, 3).boxed()),
+        scenario("ten nodes, no limit of parallel upgrades", limits(0, json!("100%")), |stage| at_most(stage, 10).boxed()),
+        scenario("max unavailable as a number", limits(0, json!(2)), |stage| at_most(stage, 2).boxed()),
+        scenario("max unavailable as a percentage", limits(0, json!("25%")), |stage| at_most(stage, 3).boxed()),
+        scenario("workloads leave and come back elsewhere", busy_fleet(), |stage| workloads_move(stage).boxed()),
+        scenario("a skipped node is left out until its label goes", fleet(3), |stage| skipped(stage).boxed()),
+        scenario("a pause keeps everything and a resume goes on", limits(3, json!("100%")), |stage| paused(stage).boxed()),
+        Scenario {
+            behaviour: Behaviour::default().with_fault(Nodes::Named("gpu-02".to_owned()), NEW, Fault::CrashLoop),
+            policy: Some(json!({
+                "driver": {"name": "gpu", "validator": {"selector": "app=nvidia-operator-validator"}},
+                "limits": {"driverReady": "5s"},
+            })),
+            ..scenario("a failed node is retried by its label", fleet(3), |stage| retried(stage).boxed())
+        },
+        scenario("a second version while the first is under way", limits(2, json!("100%")), |stage| second_version(stage).boxed()),
+        scenario("the controller is killed half-way and another goes on", limits(3, json!("100%")), |stage| killed(stage).boxed()),
+    ]
+}
+
+fn scenario(name: &'static str, fleet: Fleet, script: crate::scenario::Script) -> Scenario {
+    Scenario { name, fleet, behaviour: Behaviour::default(), policy: None, script }
+}
+
+/// Nodes without work on them: the walk itself is what matters.
+fn fleet(nodes: usize) -> Fleet {
+    Fleet::new(nodes).with_workloads(Vec::new())
+}
+
+/// Six nodes with nine pods, one Deployment under a budget that lets one pod go at a time.
+fn busy_fleet() -> Fleet {
+    let serve = Workload::new("llm", "serve", 5, 1).with_budget(json!({"maxUnavailable": 1}));
+    let train = Workload::new("research", "train", 4, 2);
+    Fleet::new(6).with_workloads(vec![serve, train]).with_grace_seconds(1).with_upgrade_policy(json!({
+        "autoUpgrade": true, "maxParallelUpgrades": 2, "maxUnavailable": "50%",
+        "podDeletion": {"timeoutSeconds": 60},
+    }))
+}
+
+/// Every node went the whole way once, and ended in service.
+fn whole_walks(stage: &Stage, trace: &crate::scenario::Trace) -> Outcome {
+    for (node, path) in &trace.states {
+        must(path[..] == WHOLE_WALK, || format!("{node} went {path:?}"))?;
+    }
+    in_service(stage)
+}
+
+fn in_service(stage: &Stage) -> Outcome {
+    let scene = stage.scene();
+    must(scene.cordoned.is_empty(), || format!("still cordoned: {:?}", scene.cordoned))?;
+    must(scene.visited.is_empty(), || format!("visit records left behind: {:?}", scene.visited))
+}
+
+async fn one_node(stage: &mut Stage) -> Outcome {
+    stage.set_version(NEW).await?;
+    stage.until("the node sets out", |scene| scene.all(State::UpgradeRequired) || !scene.cordoned.is_empty()).await?;
+    stage.until_done().await?;
+    whole_walks(stage, &stage.trace())
+}
+
+async fn at_most(stage: &mut Stage, limit: usize) -> Outcome {
+    stage.set_version(NEW).await?;
+    stage.until("the first node is cordoned", |scene| !scene.cordoned.is_empty()).await?;
+    stage.until_done().await?;
+    let trace = stage.trace();
+    must(trace.most_out <= limit, || format!("{} nodes were out, {limit} allowed", trace.most_out))?;
+    must(trace.most_out == limit, || format!("only {} of {limit} allowed nodes were ever out", trace.most_out))?;
+    whole_walks(stage, &trace)
+}
+
+async fn workloads_move(stage: &mut Stage) -> Outcome {
+    let before = stage.pods("llm").await?;
+    stage.set_version(NEW).await?;
+    stage.until("the first node is cordoned", |scene| !scene.cordoned.is_empty()).await?;
+    stage.until_done().await?;
+    stage.until_pods_ready("llm", 5).await?;
+    stage.until_pods_ready("research", 4).await?;
+    let after = stage.pods("llm").await?;
+    let stayed = before.iter().filter(|(name, ..)| after.iter().any(|(other, ..)| other == name)).count();
+    must(stayed == 0, || format!("{stayed} pods were never taken off"))?;
+    whole_walks(stage, &stage.trace())
+}
+
+async fn skipped(stage: &mut Stage) -> Outcome {
+    stage.label("gpu-02", SKIP_LABEL, Some("true")).await?;
+    stage.set_version(NEW).await?;
+    stage
+        .until("the others are done", |scene| {
+            scene.count(State::UpgradeDone) == 2 && scene.state("gpu-02") == State::UpgradeRequired
+        })
+        .await?;
+    stage.stands_still_for(Duration::from_secs(2)).await?;
+    must(stage.scene().cordoned.is_empty(), || "a node is cordoned".to_owned())?;
+    stage.label("gpu-02", SKIP_LABEL, None).await?;
+    stage.until_done().await?;
+    whole_walks(stage, &stage.trace())
+}
+
+async fn paused(stage: &mut Stage) -> Outcome {
+    stage.set_version(NEW).await?;
+    stage.until("three nodes are under way", |scene| scene.cordoned.len() == 3).await?;
+    stage.set_upgrade_policy(json!({"autoUpgrade": false})).await?;
+    // What is under way may be answered; then nothing moves.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let held = stage.scene();
+    stage.stands_still_for(Duration::from_secs(3)).await?;
+    must(held.cordoned.len() == 3, || format!("the pause lost cordons: {:?}", held.cordoned))?;
+    must(held.visited == held.cordoned, || "the pause lost visit records".to_owned())?;
+    stage.set_upgrade_policy(json!({"autoUpgrade": true})).await?;
+    stage.until_done().await?;
+    whole_walks(stage, &stage.trace())
+}
+
+async fn retried(stage: &mut Stage) -> Outcome {
+    stage.set_version(NEW).await?;
+    stage
+        .until("gpu-02 failed and the others are done", |scene| {
+            scene.state("gpu-02") == State::UpgradeFailed && scene.count(State::UpgradeDone) == 2
+        })
+        .await?;
+    stage.stands_still_for(Duration::from_secs(2)).await?;
+    must(stage.scene().cordoned.contains("gpu-02"), || "a failed node is in service".to_owned())?;
+    stage.behaviour().change(|behaviour| behaviour.drivers.clear());
+    stage.label("gpu-02", STATE_LABEL, Some("upgrade-required")).await?;
+    stage.until_done().await?;
+    in_service(stage)
+}
+
+async fn second_version(stage: &mut Stage) -> Outcome {
+    stage.set_version(NEW).await?;
+    stage.until("three nodes are done", |scene| scene.count(State::UpgradeDone) >= 3 && !scene.cordoned.is_empty()).await?;
+    stage.set_version(NEWER).await?;
+    stage.until("the done ones are due again", |scene| scene.count(State::UpgradeDone) < 3).await?;
+    stage.until_done().await?;
+    in_service(stage)?;
+    let versions = stage.driver_versions().await?;
+    must(versions.iter().all(|v| v == NEWER), || format!("drivers are {versions:?}"))
+}
+
+async fn killed(stage: &mut Stage) -> Outcome {
+    stage.set_version(NEW).await?;
+    stage.until("a driver restarts", |scene| scene.count(State::PodRestartRequired) > 0).await?;
+    stage.kill_controller().await;
+    stage.start_controller();
+    stage.until_done().await?;
+    let trace = stage.trace();
+    must(trace.most_out <= 3, || format!("{} nodes were out, 3 allowed", trace.most_out))?;
+    whole_walks(stage, &trace)
+}
+
+impl Stage {
+    /// What was recorded so far.
+    pub fn trace(&self) -> crate::scenario::Trace {
+        self.scene().into_trace()
+    }
+
+    /// The version that each node's driver pod really is of.
+    pub async fn driver_versions(&self) -> Result<Vec<String>, Broken> {
+        use k8s_openapi::api::core::v1::Pod;
+        use kube::api::ListParams;
+        use pitcrew_core::version::DriverVersion;
+        let api = kube::Api::<Pod>::namespaced(self.cluster().admin.clone(), crate::actors::NAMESPACE);
+        let pods = api.list(&ListParams::default().labels(&format!("app={}", crate::actors::DRIVER_APP))).await?;
+        let image = |pod: &Pod| pod.spec.as_ref()?.containers.first()?.image.clone();
+        Ok(pods.iter().filter_map(image).filter_map(|i| DriverVersion::from_image(&i)).map(|v| v.to_string()).collect())
+    }
+}

@@ -1,0 +1,71 @@
+//! Every scenario on the embedded cluster, and, where its binaries are, on a real control plane: the nodes must go
+//! through the same states on both.
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use pitcrew_sim::cluster::Cluster;
+use pitcrew_sim::plane::{Binaries, Plane, PlaneOptions, User};
+use pitcrew_sim::scenario::{Scenario, Trace, play};
+use pitcrew_sim::scenarios;
+
+const SEED: u64 = 7;
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    // A control plane and its fleet need both cores for themselves.
+    arguments.test_threads = Some(1);
+    // Silent unless RUST_LOG says otherwise: a failing scenario is told by its own sentence first.
+    tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env()).init();
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let binaries = Binaries::find();
+    if let Err(missing) = &binaries {
+        eprintln!("real control plane: not tested. {missing}");
+    }
+    let mut trials = Vec::new();
+    for (index, scenario) in scenarios::all().iter().enumerate() {
+        trials.push(Trial::test(format!("embedded: {}", scenario.name), move || {
+            let scenario = story(index)?;
+            let first = embedded(&scenario)?;
+            (first == embedded(&scenario)?).then_some(()).ok_or_else(|| "two runs of one seed differ".into())
+        }));
+        let found = binaries.is_ok();
+        trials.push(Trial::test(format!("real: {}", scenario.name), move || same_on_both(index)).with_ignored_flag(!found));
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn story(index: usize) -> Result<Scenario, Failed> {
+    scenarios::all().into_iter().nth(index).ok_or_else(|| "no such scenario".into())
+}
+
+fn embedded(scenario: &Scenario) -> Result<Trace, Failed> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
+    runtime.block_on(async {
+        let cluster = Cluster::embedded(&scenario.fleet, SEED, scenario.behaviour.clone()).await?;
+        Ok(play(scenario, cluster).await?)
+    })
+}
+
+fn real(scenario: &Scenario) -> Result<Trace, Failed> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let plane = Plane::start(&Binaries::find()?, PlaneOptions::default()).await?;
+        let client = |user| {
+            let mut config = plane.config(user);
+            config.default_retry = false; // as in production: refusals must reach the planner at once
+            kube::Client::try_from(config)
+        };
+        let (admin, controller, machines) = (client(User::Admin)?, client(User::Pitcrew)?, client(User::Kubelet)?);
+        let cluster =
+            Cluster::real(admin, controller, machines, &scenario.fleet, SEED, scenario.behaviour.clone()).await?;
+        Ok(play(scenario, cluster).await?)
+    })
+}
+
+fn same_on_both(index: usize) -> Result<(), Failed> {
+    let scenario = story(index)?;
+    let (real, embedded) = (real(&scenario)?, embedded(&scenario)?);
+    if real.text() == embedded.text() {
+        return Ok(());
+    }
+    Err(format!("real:\n{}\nembedded:\n{}", real.text(), embedded.text()).into())
+}
