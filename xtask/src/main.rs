@@ -5,6 +5,7 @@
 //!  kube.rs      cargo xtask kube        builds etcd and Kubernetes once, into a cache
 //!  up.rs        cargo xtask up | down   a control plane with a simulated GPU fleet in the background
 //!  test.rs      cargo xtask test        every check, step by step
+//!  bench.rs     cargo xtask bench       the controller's time and cost on a real control plane
 //!  fleet.rs     the simulated fleet that `up` puts into the control plane
 //!  deny.rs      cargo xtask deny        one of those steps: licences, bans, sources, advisories
 //!  cargo.rs     how cargo is called from within cargo
@@ -12,6 +13,7 @@
 //! ```
 
 mod background;
+mod bench;
 mod cargo;
 mod deny;
 mod elapsed;
@@ -44,6 +46,8 @@ enum Task {
     Deny,
     /// Run every check: format, lints, licences, tests, demo
     Test,
+    /// Measure the controller on a real control plane and hold it against its bars
+    Bench(bench::Options),
     /// The background process of `up`
     #[command(hide = true)]
     KeepUp(up::Options),
@@ -57,6 +61,7 @@ async fn main() -> ExitCode {
         Task::Down => up::down(),
         Task::Deny => deny::report(),
         Task::Test => test::run_all(),
+        Task::Bench(options) => bench::run(options).await,
         Task::KeepUp(options) => up::keep(options).await,
     };
     match outcome {

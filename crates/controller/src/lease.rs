@@ -53,7 +53,8 @@ impl Elector {
             };
             renewed = won.unwrap_or(renewed);
             let is_leader = won.is_some() || (*leading.borrow() && renewed.elapsed() < RENEW_WITHIN && self.is_ours());
-            if leading.send_replace(is_leader) != is_leader {
+            // Only a change is news: whoever listens starts afresh on it.
+            if leading.send_if_modified(|leads| std::mem::replace(leads, is_leader) != is_leader) {
                 info!(id = self.id, "{}", if is_leader { "leads" } else { "stands down" });
             }
             tokio::select! {

@@ -1,5 +1,6 @@
 //! What Prometheus sees: NVIDIA's documented gauges and pitcrew's own. Names are in `core::contract::metric`.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
@@ -11,6 +12,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use pitcrew_core::contract::{State, metric};
+use pitcrew_core::names::DriverName;
 use pitcrew_core::plan::{Plan, PoolStatus};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -158,26 +160,33 @@ impl Metrics {
         self.reasons.clear();
         self.frozen.clear();
         let (mut in_progress, mut done, mut failed, mut available, mut pending) = (0, 0, 0, 0, 0);
+        // Counted here first: a label set a node would cost more than the plan itself.
+        let mut states: BTreeMap<(&DriverName, State), i64> = BTreeMap::new();
+        let mut reasons: BTreeMap<(&DriverName, &'static str), i64> = BTreeMap::new();
         for pool in &plan.pools {
-            let driver = pool.driver.to_string();
             let frozen = matches!(pool.status, PoolStatus::Frozen(_));
             self.frozen.get_or_create(&ByPool { pool: pool.name.to_string() }).set(frozen.into());
             if pool.status == PoolStatus::Active {
                 available += pool.ledger.free();
             }
             for verdict in pool.nodes.values() {
-                let state = ByState { driver: driver.clone(), state: verdict.state.to_string() };
-                self.nodes.get_or_create(&state).inc();
-                let reason = ByReason { driver: driver.clone(), reason: verdict.reason.code() };
-                self.reasons.get_or_create(&reason).inc();
-                match verdict.state {
-                    State::UpgradeDone => done += 1,
-                    State::UpgradeFailed => failed += 1,
-                    State::UpgradeRequired => pending += 1,
-                    state if state.in_flight() => in_progress += 1,
-                    _ => {}
-                }
+                *states.entry((&pool.driver, verdict.state)).or_default() += 1;
+                *reasons.entry((&pool.driver, verdict.reason.code())).or_default() += 1;
             }
+        }
+        for ((driver, state), count) in states {
+            match state {
+                State::UpgradeDone => done += count,
+                State::UpgradeFailed => failed += count,
+                State::UpgradeRequired => pending += count,
+                state if state.in_flight() => in_progress += count,
+                _ => {}
+            }
+            let labels = ByState { driver: driver.to_string(), state: state.to_string() };
+            self.nodes.get_or_create(&labels).set(count);
+        }
+        for ((driver, reason), count) in reasons {
+            self.reasons.get_or_create(&ByReason { driver: driver.to_string(), reason }).set(count);
         }
         let enabled = plan.pools.iter().any(|pool| pool.status == PoolStatus::Active);
         self.enabled.set(enabled.into());

@@ -122,7 +122,7 @@ struct Loop {
     in_flight: InFlight,
     complained: BTreeMap<Source, String>,
     /// What the log last said of each node.
-    told: BTreeMap<(PoolName, NodeName), (State, &'static str)>,
+    told: BTreeMap<PoolName, BTreeMap<NodeName, (State, &'static str)>>,
     /// When the next pass is due.
     due: Option<Instant>,
     last_pass: Instant,
@@ -225,11 +225,13 @@ impl Loop {
             on_pass(&self.store.snapshot, &plan);
         }
         let Plan { actions, wake_at, .. } = plan;
+        debug!(%now, actions = actions.len(), wake_at = wake_at.map(tracing::field::display), "pass");
         for action in actions {
             self.start(action, now);
         }
         if let Some(at) = wake_at {
-            let at = self.clock.instant(at);
+            // Never at once: a moment that has passed without effect must not make the loop spin.
+            let at = self.clock.instant(at).max(self.last_pass + COALESCE);
             self.due = Some(self.due.map_or(at, |due| due.min(at)));
         }
     }
@@ -237,11 +239,13 @@ impl Loop {
     /// One line per decision, when it is another one than before.
     fn log_decisions(&mut self, plan: &Plan) {
         for pool in &plan.pools {
+            let told = self.told.entry(pool.name.clone()).or_default();
             for (node, verdict) in &pool.nodes {
                 let decision = (verdict.state, verdict.reason.code());
-                if self.told.insert((pool.name.clone(), node.clone()), decision) == Some(decision) {
+                if told.get(node) == Some(&decision) {
                     continue;
                 }
+                told.insert(node.clone(), decision);
                 let (state, reason) = (verdict.state, &verdict.reason);
                 // Thousands may wait for a slot; those that will not go on by themselves must be seen.
                 match reason.kind() {

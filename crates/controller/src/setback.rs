@@ -55,6 +55,15 @@ impl CallError {
         }
     }
 
+    /// Nobody answered, or the connection broke: it may or may not have happened.
+    fn outcome_unknown(&self) -> bool {
+        match self {
+            CallError::TimedOut(_) => true,
+            CallError::Api(error) => !matches!(error, kube::Error::Api(_)),
+            CallError::LastLook(_) | CallError::Answer(_) => false,
+        }
+    }
+
     /// The object is gone, or is another one of the same name.
     pub(crate) fn is_gone(&self) -> bool {
         self.code() == 404
@@ -76,11 +85,12 @@ impl CallError {
 /// What a failed write to a node, a rollout or a policy means.
 pub(crate) fn after_write(error: &CallError, seen: ResourceVersion, earlier: Option<&Setback>, now: Timestamp) -> Setback {
     let attempts = earlier.map_or(1, |setback| setback.attempts + 1);
-    let (kind, retry_at) = match error {
-        // Did it happen? Read before anything else.
-        CallError::TimedOut(_) => (SetbackKind::Stale, now),
-        _ if matches!(error.code(), 409 | 404) => (SetbackKind::Stale, after(now, NEWER_VERSION_WITHIN)),
-        _ => (SetbackKind::Error(error.to_string()), back_off(now, attempts, seen)),
+    let (kind, retry_at) = match () {
+        // Did it happen? Read before anything else: at once the first time, then as the API recovers.
+        () if error.outcome_unknown() && attempts == 1 => (SetbackKind::Stale, now),
+        () if error.outcome_unknown() => (SetbackKind::Stale, back_off(now, attempts - 1, seen)),
+        () if matches!(error.code(), 409 | 404) => (SetbackKind::Stale, after(now, NEWER_VERSION_WITHIN)),
+        () => (SetbackKind::Error(error.to_string()), back_off(now, attempts, seen)),
     };
     Setback { seen, kind, attempts, retry_at }
 }

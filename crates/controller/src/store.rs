@@ -12,7 +12,7 @@ use kube::Resource;
 use kube::runtime::watcher::Event;
 use pitcrew_core::api::{DriverPolicy, Rollout};
 use pitcrew_core::names::{NodeName, ObjectName, ResourceVersion, Uid};
-use pitcrew_core::snapshot::Snapshot;
+use pitcrew_core::snapshot::{Node, Object, Pod, Snapshot};
 use tracing::warn;
 
 use crate::observe::{Kind, Observation, REQUIRED};
@@ -203,10 +203,13 @@ impl Store {
         let snapshot = &mut self.snapshot;
         let plain: &str = &name.name;
         match kind {
-            Kind::Node => snapshot.nodes.remove(plain).is_some(),
+            Kind::Node => {
+                snapshot.setbacks.remove(&Object::Node(plain.into()));
+                snapshot.nodes.remove(plain).is_some()
+            }
             Kind::Pod => {
                 snapshot.leaving.remove(&known.uid);
-                snapshot.setbacks.remove(&pitcrew_core::snapshot::Object::Pod(name.clone()));
+                snapshot.setbacks.remove(&Object::Pod(name.clone()));
                 known.node.is_some_and(|node| remove_pod(snapshot, &node, name))
             }
             Kind::DaemonSet => snapshot.daemon_sets.remove(&known.uid).is_some(),
@@ -230,12 +233,9 @@ impl Store {
         let before = self.snapshot.nodes.insert(name.clone(), node);
         let after = self.snapshot.nodes.get(&name);
         // A new version alone is no new fact, unless a write waits for it.
-        let waited_for = || self.snapshot.setbacks.contains_key(&pitcrew_core::snapshot::Object::Node(name.clone()));
-        let same = |(before, after): (&pitcrew_core::snapshot::Node, _)| {
-            pitcrew_core::snapshot::Node { version: ResourceVersion::default(), ..before.clone() }
-                == pitcrew_core::snapshot::Node { version: ResourceVersion::default(), ..Clone::clone(after) }
-        };
-        !before.as_ref().zip(after).is_some_and(same) || waited_for()
+        let waited_for = || self.snapshot.setbacks.contains_key(&Object::Node(name.clone()));
+        let same = |(before, after): (Node, &Node)| Node { version: after.version, ..before } == *after;
+        !before.zip(after).is_some_and(same) || waited_for()
     }
 
     fn put_pod(&mut self, object: wire::Pod) -> bool {
@@ -248,7 +248,7 @@ impl Store {
         }
         let pods = self.snapshot.pods.entry(pod.node.clone()).or_default();
         let before = pods.insert(pod.name.clone(), pod.clone());
-        before.is_none_or(|before| before != pitcrew_core::snapshot::Pod { version: before.version, ..pod })
+        before.is_none_or(|before| before != Pod { version: before.version, ..pod })
     }
 
     fn put_driver_policy(&mut self, object: DriverPolicy) -> bool {

@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use criterion::{BatchSize, Criterion};
 use jiff::{SignedDuration, Timestamp};
 use pitcrew_core::check::violations;
 use pitcrew_core::contract::{DEFAULT_LABEL_DOMAIN, Keys, REVISION_LABEL, State, VISIT_ANNOTATION};
@@ -168,7 +168,7 @@ fn passes(criterion: &mut Criterion) {
         snapshot
     };
     group.bench_function("one node changed", |b| {
-        b.iter_batched_ref(one_changed, |s| plan(s), BatchSize::PerIteration)
+        b.iter_batched_ref(one_changed, |s| plan(s), BatchSize::PerIteration);
     });
     group.finish();
 
@@ -181,5 +181,8 @@ fn passes(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, passes);
-criterion_main!(benches);
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    passes(&mut criterion);
+    criterion.final_summary();
+}

@@ -4,7 +4,7 @@
 //! tests, in simulation and in production; an action that breaks one is dropped, and its pool with it for that pass.
 //! They look things up for themselves and share no decision with the planner.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::action::{Action, NodePatch};
@@ -167,36 +167,60 @@ fn restless(done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
 
 /// Starts (the transitions into `cordon-required`) that exceed either limit, counted afresh.
 fn beyond_limits(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
-    let walking = |name: &NodeName, node: &Node| {
-        let recorded = visit(snapshot, name).and_then(|v| v.drivers.get(&done.driver)).map(|walk| walk.state);
-        let labelled = node.labels.get(&policy.keys.state).and_then(|value| value.parse::<State>().ok());
-        let sent = snapshot.in_flight.get(&Object::Node(name.clone())).and_then(|p| p.moving_to.as_ref());
-        let sent = sent.filter(|(driver, _)| *driver == done.driver).map(|(_, state)| *state);
-        recorded.or(labelled).is_some_and(State::in_flight) || sent.is_some_and(State::in_flight)
+    let is_start = |patch: &NodePatch| {
+        patch.to.as_ref().is_some_and(|t| t.to == State::CordonRequired && !t.from.in_flight())
     };
-    let nodes: BTreeMap<&NodeName, &Node> =
-        done.nodes.keys().filter_map(|name| snapshot.nodes.get_key_value(name)).collect();
-    let mut moving = nodes.iter().filter(|(name, node)| walking(name, node)).count();
-    let mut out: BTreeSet<&NodeName> = nodes
-        .iter()
-        .filter(|(name, node)| node.is_out() || walking(name, node))
-        .map(|(name, _)| *name)
-        .collect();
-    let limit = policy.max_unavailable.of(nodes.len());
+    let starts: Vec<(usize, &NodePatch)> = patches(mine).filter(|(_, patch)| is_start(patch)).collect();
+    if starts.is_empty() {
+        return Vec::new();
+    }
+    let walking = |name: &NodeName, node: &Node| is_walking(snapshot, policy, name, node);
+    let (mut total, mut moving, mut out) = (0, 0, 0);
+    for (name, node) in members(snapshot, done) {
+        let walking = walking(name, node);
+        total += 1;
+        moving += usize::from(walking);
+        out += usize::from(walking || node.is_out());
+    }
+    let limit = policy.max_unavailable.of(total);
+    let mut started = BTreeSet::new();
     let mut broken = Vec::new();
-    for (i, patch) in patches(mine) {
-        let starts = patch.to.as_ref().is_some_and(|t| t.to == State::CordonRequired && !t.from.in_flight());
-        if !starts {
-            continue;
-        }
+    for (i, patch) in starts {
+        let (name, was_in) = match snapshot.nodes.get_key_value(&patch.node) {
+            Some((name, node)) => (name, !node.is_out() && !walking(name, node)),
+            None => (&patch.node, true),
+        };
         moving += 1;
-        let newly_out = out.insert(&patch.node);
+        let newly_out = started.insert(name) && was_in;
+        out += usize::from(newly_out);
         let too_many_moving = policy.max_parallel > 0 && moving > policy.max_parallel as usize;
-        if too_many_moving || limit == 0 || (newly_out && out.len() > limit) {
+        if too_many_moving || limit == 0 || (newly_out && out > limit) {
             broken.push((i, patch.node.clone()));
         }
     }
     broken
+}
+
+/// Between slot and release, as far as the record, the label or a write under way says so.
+fn is_walking(snapshot: &Snapshot, policy: &Policy, name: &NodeName, node: &Node) -> bool {
+    let visit = node.visit.as_ref().and_then(|visit| visit.as_ref().ok());
+    let recorded = visit.and_then(|visit| visit.drivers.get(&policy.driver)).map(|walk| walk.state);
+    let labelled = || node.labels.get(&policy.keys.state).and_then(|value| value.parse::<State>().ok());
+    let sent = || {
+        let pending = snapshot.in_flight.get(&Object::Node(name.clone()))?;
+        pending.moving_to.as_ref().filter(|(driver, _)| *driver == policy.driver).map(|(_, state)| *state)
+    };
+    let walks = |state: Option<State>| state.is_some_and(State::in_flight);
+    walks(recorded.or_else(labelled)) || (!snapshot.in_flight.is_empty() && walks(sent()))
+}
+
+/// The pool's nodes. Both maps are in order of names, so one walk over them is enough.
+fn members<'a>(snapshot: &'a Snapshot, done: &'a PoolPlan) -> impl Iterator<Item = (&'a NodeName, &'a Node)> {
+    let mut mine = done.nodes.keys().peekable();
+    snapshot.nodes.iter().filter(move |(name, _)| {
+        while mine.next_if(|member| *member < *name).is_some() {}
+        mine.next_if(|member| *member == *name).is_some()
+    })
 }
 
 fn under_work(snapshot: &Snapshot, policy: &Policy, mine: &[(usize, &Action)]) -> Broken {

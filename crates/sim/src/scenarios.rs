@@ -39,9 +39,9 @@ pub fn all() -> Vec<Scenario> {
                 "driver": {"name": "gpu", "validator": {"selector": "app=nvidia-operator-validator"}},
                 "limits": {"driverReady": "5s"},
             })),
-            ..scenario("a failed node is retried by its label", fleet(3), |stage| retried(stage).boxed())
+            ..scenario("a failed node is retried by its label", three_at_most_two_out(), |stage| retried(stage).boxed())
         },
-        scenario("a second version while the first is under way", limits(2, json!("100%")), |stage| second_version(stage).boxed()),
+        scenario("a second version while the first is under way", limits(1, json!("100%")), |stage| second_version(stage).boxed()),
         scenario("the controller is killed half-way and another goes on", limits(3, json!("100%")), |stage| killed(stage).boxed()),
     ]
 }
@@ -53,6 +53,11 @@ fn scenario(name: &'static str, fleet: Fleet, script: crate::scenario::Script) -
 /// Nodes without work on them: the walk itself is what matters.
 fn fleet(nodes: usize) -> Fleet {
     Fleet::new(nodes).with_workloads(Vec::new())
+}
+
+/// A failed node stays out; the others must still be able to go.
+fn three_at_most_two_out() -> Fleet {
+    fleet(3).with_upgrade_policy(json!({"autoUpgrade": true, "maxParallelUpgrades": 1, "maxUnavailable": 2}))
 }
 
 /// Six nodes with nine pods, one Deployment under a budget that lets one pod go at a time.
@@ -154,11 +159,12 @@ async fn retried(stage: &mut Stage) -> Outcome {
     in_service(stage)
 }
 
+/// Which nodes are done when the second version comes is a matter of milliseconds, so only what is certain is told.
 async fn second_version(stage: &mut Stage) -> Outcome {
     stage.set_version(NEW).await?;
-    stage.until("three nodes are done", |scene| scene.count(State::UpgradeDone) >= 3 && !scene.cordoned.is_empty()).await?;
+    stage.until("a driver restarts", |scene| scene.state("gpu-01") == State::PodRestartRequired).await?;
     stage.set_version(NEWER).await?;
-    stage.until("the done ones are due again", |scene| scene.count(State::UpgradeDone) < 3).await?;
+    stage.until("the node that was under way is done", |scene| scene.state("gpu-01") == State::UpgradeDone).await?;
     stage.until_done().await?;
     in_service(stage)?;
     let versions = stage.driver_versions().await?;

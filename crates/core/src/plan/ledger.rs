@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use super::pool::Start;
 use crate::names::NodeName;
 use crate::policy::{Amount, Policy};
 use crate::reason::Limit;
@@ -36,6 +37,8 @@ pub struct Ledger {
 
 /// A node that would start if it could.
 pub(super) struct Candidate<'a> {
+    /// Its place among the pool's members.
+    pub(super) index: usize,
     pub(super) name: &'a NodeName,
     pub(super) healthy: bool,
     pub(super) already_out: bool,
@@ -78,9 +81,11 @@ impl Ledger {
     }
 
     /// Gives slots to candidates in their order, as long as both limits allow.
-    pub(super) fn grant(&mut self, mut candidates: Vec<Candidate<'_>>) {
+    pub(super) fn grant(&mut self, mut candidates: Vec<Candidate<'_>>) -> Vec<(usize, Start)> {
         candidates.sort_by(|a, b| a.rank().cmp(&b.rank()));
         let mut moving = self.moving;
+        let (mut granted, mut waiting, mut starts) =
+            (Vec::new(), Vec::new(), Vec::with_capacity(candidates.len()));
         for candidate in candidates {
             let parallel_ok = self.max_parallel.is_none_or(|limit| moving < limit as usize);
             // With the limit at 0 nothing starts, not even what is out already: that is the brake.
@@ -92,11 +97,15 @@ impl Ledger {
             if parallel_ok && out_ok {
                 moving += 1;
                 self.newly_out += usize::from(!candidate.already_out);
-                self.granted.insert(candidate.name.clone(), self.granted.len());
+                granted.push((candidate.name.clone(), granted.len()));
+                starts.push((candidate.index, Start::Granted));
             } else {
-                self.waiting.insert(candidate.name.clone(), self.waiting.len());
+                starts.push((candidate.index, Start::Waits { ahead: waiting.len() }));
+                waiting.push((candidate.name.clone(), waiting.len()));
             }
         }
+        (self.granted, self.waiting) = (granted.into_iter().collect(), waiting.into_iter().collect());
+        starts
     }
 
     /// The limit that keeps waiting nodes waiting.
@@ -223,6 +232,7 @@ mod tests {
             let names: Vec<NodeName> =
                 (0..inside + outside).map(|i| NodeName::from(format!("n{i}"))).collect();
             let candidate = |(i, name)| Candidate {
+                index: 0,
                 name,
                 healthy: true,
                 already_out: i >= inside,
@@ -239,8 +249,15 @@ mod tests {
     fn order_is_broken_first_then_cheapest_then_name_and_own_node_last() {
         let names = ["own", "late", "early", "idle", "broken"].map(NodeName::from);
         let [own, late, early, idle, broken] = &names;
-        let plain =
-            |name| Candidate { name, healthy: true, already_out: false, pods: 1, devices: 1, own: false };
+        let plain = |name| Candidate {
+            index: 0,
+            name,
+            healthy: true,
+            already_out: false,
+            pods: 1,
+            devices: 1,
+            own: false,
+        };
         let candidates = vec![
             Candidate { own: true, healthy: false, ..plain(own) },
             plain(late),

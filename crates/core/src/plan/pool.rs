@@ -9,10 +9,10 @@ use super::{Plan, PoolPlan, PoolStatus, Verdict};
 use crate::action::Action;
 use crate::api::Mode;
 use crate::contract::State;
-use crate::names::{DriverName, NodeName, RevisionHash, Uid};
+use crate::names::{DriverName, NodeName, ObjectName, RevisionHash, Uid};
 use crate::policy::{Policy, Pool, Source};
 use crate::reason::Reason;
-use crate::snapshot::{DaemonSet, Node, Object, Pod, SetbackKind, Snapshot};
+use crate::snapshot::{DaemonSet, Node, Object, OwnerKind, Pod, SetbackKind, Snapshot};
 use crate::visit::{Visit, Walk};
 
 /// Nodes that more than one policy of the same driver claims, with the policies' names.
@@ -65,8 +65,28 @@ pub(super) struct Member<'a> {
     pub(super) node: &'a Node,
     /// The DaemonSet that its driver pod belongs to, or should belong to.
     pub(super) daemon_set: Option<&'a DaemonSet>,
+    /// The driver pod.
     pub(super) pod: Option<&'a Pod>,
+    /// The revision that the driver pod should be of, if it is known.
+    pub(super) target: Option<&'a RevisionHash>,
+    pub(super) sync: Freshness,
     pub(super) standing: Standing<'a>,
+    /// What the ledger says about a start.
+    pub(super) start: Start,
+    pods: Option<&'a BTreeMap<ObjectName, Pod>>,
+}
+
+/// What the ledger says about a start.
+pub(super) enum Start {
+    /// The node is not at the point where it would start.
+    NotDue,
+    /// It could not start if it had a slot.
+    No(Reason),
+    Granted,
+    /// So many nodes are before it.
+    Waits {
+        ahead: usize,
+    },
 }
 
 /// Where a node stands, and who says so.
@@ -107,17 +127,8 @@ impl<'a> Member<'a> {
         }
     }
 
-    pub(super) fn target(&self, view: &View<'a>) -> Option<&'a RevisionHash> {
-        self.daemon_set.and_then(|ds| view.targets.get(&ds.uid).copied().flatten())
-    }
-
-    pub(super) fn sync(&self, view: &View<'a>) -> Freshness {
-        match (self.pod, self.target(view)) {
-            (Some(pod), _) if pod.owner.is_none() => Freshness::Orphaned,
-            (Some(pod), Some(target)) if pod.revision() == Some(target.as_str()) => Freshness::InSync,
-            (Some(_), Some(_)) => Freshness::Outdated,
-            _ => Freshness::Unknown,
-        }
+    pub(super) fn pods(&self) -> impl Iterator<Item = &'a Pod> + use<'a> {
+        self.pods.into_iter().flat_map(BTreeMap::values)
     }
 
     /// The driver pod runs and says that it is ready.
@@ -160,10 +171,11 @@ pub(super) fn plan_pool<'a>(
     let rivals = others.filter_map(|other| other.policy.as_ref().ok()).collect();
     let view = View { snapshot, pool, policy, targets, rollout, rivals };
     let status = status(&view, &daemon_sets, plan);
-    let members = members(&view, &daemon_sets);
-    let ledger = ledger(&view, &members, &pass.claims, &status);
+    let mut members = members(&view, &daemon_sets);
+    let ledger = ledger(&view, &mut members, &pass.claims, &status);
 
     let mut result = empty(status);
+    let mut verdicts = Vec::with_capacity(members.len());
     for member in &members {
         let conflict = pass.claims.get(&(&pool.driver, member.name));
         let mut decision = walk::decide(&view, member, &ledger, &result.status, conflict, &mut pass.budgets);
@@ -178,10 +190,11 @@ pub(super) fn plan_pool<'a>(
             state: member.state(),
             reason,
             since: member.walk().map(|walk| walk.since),
-            in_sync: member.sync(&view) == Freshness::InSync,
+            in_sync: member.sync == Freshness::InSync,
         };
-        result.nodes.insert(member.name.clone(), verdict);
+        verdicts.push((member.name.clone(), verdict));
     }
+    result.nodes = verdicts.into_iter().collect();
     result.ledger = ledger;
     result.version = daemon_sets.iter().find_map(|ds| ds.driver_version.clone());
     result.target = target;
@@ -266,24 +279,32 @@ fn target_map(
 /// The nodes that should run this driver, or do, or are on a visit for it.
 fn members<'a>(view: &View<'a>, daemon_sets: &[&'a DaemonSet]) -> Vec<Member<'a>> {
     let uids: BTreeSet<&Uid> = daemon_sets.iter().map(|ds| &ds.uid).collect();
-    let nodes = view.snapshot.nodes.iter().filter(|(_, node)| view.policy.selects(&node.labels));
-    nodes.filter_map(|(name, node)| member(view, name, node, daemon_sets, &uids)).collect()
+    // Both maps are in order of node names, so one walk over them finds every node's pods without a search for each.
+    let mut pods = view.snapshot.pods.iter().peekable();
+    let with_pods = view.snapshot.nodes.iter().map(move |(name, node)| {
+        while pods.next_if(|(other, _)| *other < name).is_some() {}
+        (name, node, pods.next_if(|(other, _)| *other == name).map(|(_, pods)| pods))
+    });
+    let selected = with_pods.filter(|(_, node, _)| view.policy.selects(&node.labels));
+    selected.filter_map(|(name, node, pods)| member(view, name, node, pods, daemon_sets, &uids)).collect()
 }
 
 fn member<'a>(
     view: &View<'a>,
     name: &'a NodeName,
     node: &'a Node,
+    pods: Option<&'a BTreeMap<ObjectName, Pod>>,
     daemon_sets: &[&'a DaemonSet],
     uids: &BTreeSet<&Uid>,
 ) -> Option<Member<'a>> {
     let policy = view.policy;
     let is_driver_pod = |pod: &&Pod| match &pod.owner {
-        Some(owner) => uids.contains(&owner.uid),
+        Some(owner) => owner.kind == OwnerKind::DaemonSet && uids.contains(&owner.uid),
         None => policy.is_driver(&pod.name.namespace, &pod.labels),
     };
     // A pod that is on its way out may overlap with its successor: the one that stays is the one to judge.
-    let pod = view.snapshot.pods_on(name).filter(is_driver_pod).min_by_key(|pod| pod.deleting.is_some());
+    let on_node = pods.into_iter().flat_map(BTreeMap::values);
+    let pod = on_node.filter(is_driver_pod).min_by_key(|pod| pod.deleting.is_some());
     let expects = |ds: &&DaemonSet| ds.node_selector.iter().all(|(k, v)| node.labels.get(k) == Some(v));
     let owner = pod.and_then(|pod| pod.owner.as_ref()).map(|owner| &owner.uid);
     let daemon_set = daemon_sets
@@ -293,13 +314,21 @@ fn member<'a>(
         .copied();
     let standing = standing(policy, node);
     let on_visit = matches!(standing, Standing::Visit(..));
-    (pod.is_some() || daemon_set.is_some() || on_visit).then_some(Member {
-        name,
-        node,
-        daemon_set,
-        pod,
-        standing,
-    })
+    if pod.is_none() && daemon_set.is_none() && !on_visit {
+        return None;
+    }
+    let target = daemon_set.and_then(|ds| view.targets.get(&ds.uid).copied().flatten());
+    let (sync, start) = (freshness(pod, target), Start::NotDue);
+    Some(Member { name, node, daemon_set, pod, target, sync, standing, start, pods })
+}
+
+fn freshness(pod: Option<&Pod>, target: Option<&RevisionHash>) -> Freshness {
+    match (pod, target) {
+        (Some(pod), _) if pod.owner.is_none() => Freshness::Orphaned,
+        (Some(pod), Some(target)) if pod.revision() == Some(target.as_str()) => Freshness::InSync,
+        (Some(_), Some(_)) => Freshness::Outdated,
+        _ => Freshness::Unknown,
+    }
 }
 
 fn standing<'a>(policy: &Policy, node: &'a Node) -> Standing<'a> {
@@ -351,21 +380,28 @@ fn claims<'a>(snapshot: &'a Snapshot, pools: &'a [Pool]) -> Claims<'a> {
     claims
 }
 
-fn ledger(view: &View<'_>, members: &[Member<'_>], claims: &Claims<'_>, status: &PoolStatus) -> Ledger {
+fn ledger(view: &View<'_>, members: &mut [Member<'_>], claims: &Claims<'_>, status: &PoolStatus) -> Ledger {
     let policy = view.policy;
+    let (quiet, smooth) = (view.snapshot.in_flight.is_empty(), view.snapshot.setbacks.is_empty());
     let pending = |member: &Member<'_>| -> Option<State> {
+        if quiet {
+            return None;
+        }
         let pending = view.snapshot.in_flight.get(&Object::Node(member.name.clone()))?;
         pending.moving_to.as_ref().filter(|(driver, _)| *driver == policy.driver).map(|(_, state)| *state)
     };
     // A node that the API lets nobody write must not keep a slot from the others. One whose write has an unknown
     // outcome keeps its slot until that is known: it may have started.
     let refuses = |member: &Member<'_>| {
+        if smooth {
+            return false;
+        }
         let setback = view.snapshot.setbacks.get(&Object::Node(member.name.clone()));
         setback.is_some_and(|s| matches!(s.kind, SetbackKind::Error(_)) && s.retry_at > view.snapshot.now)
     };
     let mut ledger = Ledger::open(members.len(), policy);
     let mut candidates = Vec::new();
-    for member in members {
+    for (index, member) in members.iter_mut().enumerate() {
         let pending = pending(member);
         let moving = member.state().in_flight() || pending.is_some_and(State::in_flight);
         // Of those out, the ones on a visit are ours; all others were taken out by somebody else.
@@ -373,21 +409,28 @@ fn ledger(view: &View<'_>, members: &[Member<'_>], claims: &Claims<'_>, status: 
         ledger.count(member.name, moving, member.counts_as_out(pending), foreign);
         let claimed = claims.contains_key(&(&view.pool.driver, member.name));
         let ready = !claimed && pending.is_none() && !refuses(member);
-        if *status == PoolStatus::Active && ready && walk::may_start(view, member).is_ok() {
-            candidates.push(candidate(view, member));
+        if *status != PoolStatus::Active || !ready || member.state() != State::UpgradeRequired {
+            continue;
+        }
+        match walk::may_start(view, member) {
+            Ok(()) => candidates.push(candidate(view, index, member)),
+            Err(reason) => member.start = Start::No(reason),
         }
     }
-    ledger.grant(candidates);
+    for (index, start) in ledger.grant(candidates) {
+        members[index].start = start;
+    }
     ledger
 }
 
-fn candidate<'a>(view: &View<'a>, member: &Member<'a>) -> Candidate<'a> {
-    let users =
-        view.snapshot.pods_on(member.name).filter(|pod| super::uses_device(&view.policy.devices, pod));
-    let (pods, devices) = users.fold((0, 0), |(pods, devices), pod| {
-        (pods + 1, devices + pod.resources.iter().map(|(_, amount)| *amount).sum::<u32>())
-    });
+fn candidate<'a>(view: &View<'a>, index: usize, member: &Member<'a>) -> Candidate<'a> {
+    let users = member.pods().filter(|pod| super::uses_device(&view.policy.devices, pod));
+    let amounts =
+        |pod: &Pod| pod.resources.iter().fold(0_u32, |sum, (_, amount)| sum.saturating_add(*amount));
+    let (pods, devices) =
+        users.fold((0, 0_u32), |(pods, devices), pod| (pods + 1, devices.saturating_add(amounts(pod))));
     Candidate {
+        index,
         name: member.name,
         healthy: member.driver_ready(),
         already_out: member.node.is_out(),

@@ -29,7 +29,7 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
         }
         return Decision::stay(Reason::DriverStopping { pod: pod.name.clone(), until });
     }
-    let sync = member.sync(view);
+    let sync = member.sync;
     // A failed attempt's pod is replaced even if its revision is right: that is what a retry is for.
     let retried = walk.replace.as_ref() == Some(&pod.uid);
     if sync == Freshness::InSync && member.driver_ready() && !retried && !waits_for_safe_load(view, member) {
@@ -55,7 +55,7 @@ fn restart(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: 
     let snapshot = view.snapshot;
     let reason = Reason::DriverStopping { pod: pod.name.clone(), until };
     let object = Object::Pod(pod.name.clone());
-    let holder = snapshot.pods_on(member.name).find(|p| super::uses_device(&view.policy.devices, p));
+    let holder = member.pods().find(|p| super::uses_device(&view.policy.devices, p));
     if holder.is_some() {
         // Something that tolerates the cordon came back. It has to leave like the others did.
         let back = State::PodDeletionRequired;

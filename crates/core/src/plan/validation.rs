@@ -11,7 +11,7 @@ use crate::visit::{Cause, Walk};
 pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
     let limit = view.policy.limits.validation;
     let until = deadline(view, walk, limit);
-    if member.sync(view) == Freshness::Outdated {
+    if member.sync == Freshness::Outdated {
         // A newer version came while this one was on trial. The node is empty: restart it once more, now.
         let back = State::PodRestartRequired;
         return go(view, member, back, Some(walk.enter(back, view.snapshot.now)));
@@ -57,12 +57,12 @@ enum Missing<'a> {
 }
 
 fn missing<'a>(view: &View<'a>, member: &Member<'a>) -> Missing<'a> {
-    let Some(driver) = member.pod.filter(|_| member.driver_ready() && member.sync(view) == Freshness::InSync)
+    let Some(driver) = member.pod.filter(|_| member.driver_ready() && member.sync == Freshness::InSync)
     else {
         return Missing::Other("the driver pod is not ready any more".to_owned());
     };
     let Some(selector) = &view.policy.validator else { return Missing::Nothing };
-    let validators = view.snapshot.pods_on(member.name);
+    let validators = member.pods();
     let validators: Vec<&Pod> = validators
         .filter(|pod| kube::core::SelectorExt::matches(selector, &pod.labels) && !pod.is_finished())
         .collect();

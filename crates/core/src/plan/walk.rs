@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 use kube::core::SelectorExt;
 
 use super::ledger::Ledger;
-use super::pool::{Freshness, Member, Standing, View, label_state};
+use super::pool::{Freshness, Member, Standing, Start, View, label_state};
 use super::removal::{self, BudgetBook, Progress};
 use super::{PoolStatus, restart, validation};
 use crate::action::{Action, Event, NodePatch, Transition};
@@ -71,6 +71,9 @@ pub(super) fn decide(
 /// A write under way, or one that went wrong: nothing new is decided on facts that may be old.
 fn unfinished_business(view: &View<'_>, member: &Member<'_>) -> Option<Decision> {
     let snapshot = view.snapshot;
+    if snapshot.in_flight.is_empty() && snapshot.setbacks.is_empty() {
+        return None;
+    }
     let object = Object::Node(member.name.clone());
     if let Some(pending) = snapshot.in_flight.get(&object) {
         let to = pending.moving_to.as_ref().map(|(_, to)| *to);
@@ -117,7 +120,7 @@ pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reas
     if member.node.labels.get(&policy.keys.skip).is_some_and(|v| v == "true") {
         return Err(Reason::Skipped { label: policy.keys.skip.clone() });
     }
-    let Some(daemon_set) = member.daemon_set.filter(|_| member.target(view).is_some()) else {
+    let Some(daemon_set) = member.daemon_set.filter(|_| member.target.is_some()) else {
         return Err(revision_pending(member));
     };
     if member.pod.is_none() {
@@ -127,7 +130,7 @@ pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reas
         return Err(Reason::NodeNotReady);
     }
     // A node that cannot be emptied is better left alone and at work.
-    let users = snapshot.pods_on(member.name).filter(|pod| removal::uses_device(&policy.devices, pod));
+    let users = member.pods().filter(|pod| removal::uses_device(&policy.devices, pod));
     let culprit = match (removal::undeletable(users, policy.removal), &policy.drain) {
         (Some(_), Some(drain)) => undrainable(view, member, drain),
         (None, Some(drain)) if policy.devices.is_empty() => undrainable(view, member, drain),
@@ -144,7 +147,7 @@ fn undrainable(view: &View<'_>, member: &Member<'_>, drain: &Drain) -> Option<St
 
 /// The pods that a drain takes off.
 fn drained<'a>(view: &View<'a>, member: &Member<'a>, drain: &'a Drain) -> impl Iterator<Item = &'a Pod> {
-    view.snapshot.pods_on(member.name).filter(|pod| is_drained(drain, pod))
+    member.pods().filter(|pod| is_drained(drain, pod))
 }
 
 fn is_drained(drain: &Drain, pod: &Pod) -> bool {
@@ -153,8 +156,7 @@ fn is_drained(drain: &Drain, pod: &Pod) -> bool {
 
 /// A pod that uses the device and that a drain does not touch: the driver could never restart.
 fn left_behind(view: &View<'_>, member: &Member<'_>, drain: &Drain) -> Option<String> {
-    let mut users =
-        view.snapshot.pods_on(member.name).filter(|pod| removal::uses_device(&view.policy.devices, pod));
+    let mut users = member.pods().filter(|pod| removal::uses_device(&view.policy.devices, pod));
     let left = users.find(|pod| pod.deleting.is_none() && !is_drained(drain, pod))?;
     Some(format!("pod {} uses the device and is left out of the drain", left.name))
 }
@@ -198,7 +200,7 @@ fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Le
 /// `unknown` and `upgrade-done`: is the driver what it should be?
 fn compare(view: &View<'_>, member: &Member<'_>, state: State) -> Decision {
     let asked = asked_for(view, member);
-    match member.sync(view) {
+    match member.sync {
         Freshness::Outdated => go(view, member, State::UpgradeRequired, None),
         Freshness::InSync | Freshness::Orphaned if asked => go(view, member, State::UpgradeRequired, None),
         Freshness::InSync | Freshness::Orphaned if member.driver_ready() && state == State::Unknown => {
@@ -230,7 +232,7 @@ fn revision_pending(member: &Member<'_>) -> Reason {
 }
 
 fn in_service_and_current(view: &View<'_>, member: &Member<'_>) -> bool {
-    member.sync(view) == Freshness::InSync && member.driver_ready() && !asked_for(view, member)
+    member.sync == Freshness::InSync && member.driver_ready() && !asked_for(view, member)
 }
 
 /// Somebody asks for a walk although the driver is up to date: a person, or a driver that waits for a safe load.
@@ -256,21 +258,22 @@ fn announce_ourselves(view: &View<'_>, member: &Member<'_>) -> Decision {
 
 /// `upgrade-required`: through the ledger and no other way.
 fn start(view: &View<'_>, member: &Member<'_>, ledger: &Ledger) -> Decision {
-    if let Err(reason) = may_start(view, member) {
-        return Decision::stay(reason);
-    }
-    if ledger.granted.contains_key(member.name) {
-        let next = member.walk().map(|walk| walk.enter(State::CordonRequired, view.snapshot.now));
-        return go(view, member, State::CordonRequired, next);
-    }
-    let ahead = ledger.waiting.get(member.name).copied().unwrap_or(0);
+    let ahead = match &member.start {
+        Start::Granted => {
+            let next = member.walk().map(|walk| walk.enter(State::CordonRequired, view.snapshot.now));
+            return go(view, member, State::CordonRequired, next);
+        }
+        Start::No(reason) => return Decision::stay(reason.clone()),
+        Start::Waits { ahead } => *ahead,
+        Start::NotDue => ledger.waiting.len(),
+    };
     Decision::stay(Reason::NoSlot { limit: ledger.binding(), ahead })
 }
 
 /// `cordon-required`: ONE patch: cordon, holds, visit record.
 fn cordon(view: &View<'_>, member: &Member<'_>, visit: Option<(&Visit, &Walk)>) -> Decision {
     let now = view.snapshot.now;
-    let Some(target) = member.target(view) else { return Decision::stay(revision_pending(member)) };
+    let Some(target) = member.target else { return Decision::stay(revision_pending(member)) };
     let to = State::WaitForJobsRequired;
     let taken = !member.node.unschedulable;
     let visit = if let Some((visit, walk)) = visit {
@@ -342,7 +345,7 @@ fn mind_the_label(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Wa
 }
 
 fn retry(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
-    let target = member.target(view).unwrap_or(&walk.target).clone();
+    let target = member.target.unwrap_or(&walk.target).clone();
     go(view, member, State::UpgradeRequired, Some(walk.retry(view.snapshot.now, target)))
 }
 
@@ -369,8 +372,8 @@ fn wait_for_jobs(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision 
     };
     let on = || go(view, member, next, Some(walk.enter(next, snapshot.now)));
     let Some(selector) = &policy.wait.selector else { return on() };
-    let running: Vec<_> = snapshot
-        .pods_on(member.name)
+    let running: Vec<_> = member
+        .pods()
         .filter(|pod| !pod.is_finished() && selector.matches(&pod.labels))
         .map(|pod| pod.name.clone())
         .collect();
@@ -390,7 +393,7 @@ fn take_pods_off(
     removal: Removal,
     budgets: &mut BudgetBook<'_>,
 ) -> Decision {
-    let users = view.snapshot.pods_on(member.name).filter(|p| removal::uses_device(&view.policy.devices, p));
+    let users = member.pods().filter(|p| removal::uses_device(&view.policy.devices, p));
     let users: Vec<&Pod> = users.collect();
     let fallback = if view.policy.drain.is_some() { Some(State::DrainRequired) } else { None };
     remove(view, member, walk, &users, removal, fallback, budgets)
@@ -445,7 +448,7 @@ fn remove(
 
 /// `uncordon-required`: ONE patch: undo what is ours, drop the record.
 fn release(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> Decision {
-    if member.sync(view) != Freshness::InSync || !member.driver_ready() {
+    if member.sync != Freshness::InSync || !member.driver_ready() {
         // It was fine a moment ago. Nothing goes back into service on that.
         let back = State::ValidationRequired;
         return go(view, member, back, Some(walk.enter(back, view.snapshot.now)));
@@ -460,12 +463,12 @@ fn release(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> 
 /// `upgrade-failed`: sticky. Only a new version or a person's new driver pod moves it; the label does so elsewhere.
 fn failed(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
     let now = view.snapshot.now;
-    if member.target(view).is_some_and(|target| *target != walk.target) {
+    if member.target.is_some_and(|target| *target != walk.target) {
         return retry(view, member, walk);
     }
     let Some(failure) = &walk.failure else { return Decision::stay(Reason::FailedWithoutRecord) };
     let replaced = member.pod.is_some_and(|pod| Some(&pod.uid) != failure.pod.as_ref());
-    if replaced && member.sync(view) == Freshness::InSync && member.driver_ready() {
+    if replaced && member.sync == Freshness::InSync && member.driver_ready() {
         let next = State::ValidationRequired;
         return go(view, member, next, Some(walk.enter(next, now)));
     }
@@ -552,5 +555,5 @@ fn base_patch(view: &View<'_>, member: &Member<'_>, to: State) -> NodePatch {
 
 /// The revision that a walk goes to now: the newest, or the one it set out for while the newest is not known.
 pub(super) fn target_of<'a>(view: &View<'a>, member: &Member<'a>, walk: &'a Walk) -> &'a RevisionHash {
-    member.target(view).unwrap_or(&walk.target)
+    member.target.unwrap_or(&walk.target)
 }

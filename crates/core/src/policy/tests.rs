@@ -35,15 +35,15 @@ fn pools(sources: &Sources, daemon_set: Option<&DaemonSet>) -> Vec<Pool> {
     resolve(sources, daemon_set.into_iter(), "gpu-operator")
 }
 
-fn only(pools: Vec<Pool>) -> Policy {
-    let [pool] = &pools[..] else { panic!("{pools:#?}") };
+fn only(pools: &[Pool]) -> Policy {
+    let [pool] = pools else { panic!("{pools:#?}") };
     pool.policy.clone().unwrap()
 }
 
 fn from_cluster_policy(policy: ClusterPolicyFacts) -> Policy {
     let mut sources = Sources::default();
     sources.cluster_policies.insert("cluster-policy".to_owned(), policy);
-    only(pools(&sources, None))
+    only(&pools(&sources, None))
 }
 
 fn problem(policy: ClusterPolicyFacts) -> String {
@@ -58,23 +58,22 @@ fn inheriting(own: Value, cluster_policy: ClusterPolicyFacts) -> Policy {
     sources.driver_policies.insert("gpu".to_owned(), driver_policy(own));
     sources.cluster_policies.insert("cluster-policy".to_owned(), cluster_policy);
     let daemon_set = daemon_set(Some(Source::ClusterPolicy("cluster-policy".into())));
-    only(pools(&sources, Some(&daemon_set)))
+    only(&pools(&sources, Some(&daemon_set)))
 }
 
 /// Every value and where it comes from, as text.
 fn effective(policy: &Policy) -> String {
-    policy
-        .effective
-        .iter()
-        .map(|(field, EffectiveValue { value, from })| format!("{field} = {value} ({from})\n"))
-        .collect()
+    let line = |(field, EffectiveValue { value, from }): (&String, &EffectiveValue)| {
+        format!("{field} = {value} ({from})")
+    };
+    policy.effective.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 #[test]
 fn a_driver_policy_that_says_nothing_has_the_documented_defaults() {
     let mut sources = Sources::default();
     sources.driver_policies.insert("gpu".to_owned(), driver_policy(json!({"driver": {"name": "gpu"}})));
-    let policy = only(pools(&sources, None));
+    let policy = only(&pools(&sources, None));
     insta::assert_snapshot!(effective(&policy), @r"
     autoUpgrade = true (default)
     drain.deleteEmptyDir = false (default)
@@ -118,7 +117,7 @@ fn a_cluster_policy_that_says_nothing_does_not_upgrade() {
 fn an_nvidia_driver_that_says_nothing_upgrades_its_own_nodes() {
     let mut sources = Sources::default();
     sources.nvidia_drivers.insert("h100".to_owned(), json!({}));
-    let policy = only(pools(&sources, None));
+    let policy = only(&pools(&sources, None));
     assert!(policy.auto_upgrade);
     assert_eq!(policy.rendered_by.as_deref(), Some("h100"));
     let owned =
@@ -180,7 +179,7 @@ fn a_driver_policy_inherits_from_an_nvidia_driver_too() {
     sources.driver_policies.insert("gpu".to_owned(), driver_policy(json!({"driver": {"name": "gpu"}})));
     sources.nvidia_drivers.insert("h100".to_owned(), json!({"maxUnavailable": "10%"}));
     let daemon_set = daemon_set(Some(Source::NvidiaDriver("h100".into())));
-    let policy = only(pools(&sources, Some(&daemon_set)));
+    let policy = only(&pools(&sources, Some(&daemon_set)));
     assert_eq!(
         policy.effective["maxUnavailable"],
         EffectiveValue { value: "10%".into(), from: "nvidiadriver/h100".into() }

@@ -565,7 +565,7 @@ impl Fleet {
                 Action::PatchNode(patch) => self.patch(patch),
                 Action::Evict(pod) => self.evict(pod),
                 Action::Delete(pod, DeleteWhy::StaleValidator) => {
-                    self.put_validator(&pod.node, self.snapshot.now)
+                    self.put_validator(&pod.node, self.snapshot.now);
                 }
                 Action::Delete(pod, DeleteWhy::TimedOut) => drop(self.take(pod)),
                 Action::RestartDriver(restart) => self.restart(restart),

@@ -15,6 +15,7 @@ use crate::snapshot::{Object, Pending, Phase, SetbackKind};
 
 /// A fleet as proptest draws it.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 struct Sketch {
     nodes: Vec<NodeSketch>,
     parallel: u32,
@@ -30,6 +31,7 @@ struct Sketch {
 
 /// A node as proptest draws it: any state, with whatever does or does not belong to it.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 struct NodeSketch {
     state: State,
     other_state: State,
@@ -75,6 +77,7 @@ enum ApiSketch {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 struct PodSketch {
     bare: bool,
     empty_dir: bool,

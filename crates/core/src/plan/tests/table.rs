@@ -36,16 +36,15 @@ fn n() -> NodeSpec {
 
 /// Renders cases as blocks of text: the situation, the decision, the words.
 fn table(cases: Vec<Case>) -> String {
-    let mut text = String::new();
-    for Case { state, situation, fleet } in cases {
+    let row = |Case { state, situation, fleet }: Case| {
         let verdict = fleet.verdict("n");
         assert_eq!(verdict.state, state, "{situation}");
         let decisions = fleet.decisions();
         let about_node: Vec<&str> = decisions.iter().filter_map(|line| line.strip_prefix("n ")).collect();
         let decision = if about_node.is_empty() { "stay".to_owned() } else { about_node.join("; ") };
-        text += &format!("{state}, {situation}\n    {decision}\n    {}\n", verdict.reason);
-    }
-    text
+        format!("{state}, {situation}\n    {decision}\n    {}", verdict.reason)
+    };
+    cases.into_iter().map(row).collect::<Vec<_>>().join("\n")
 }
 
 /// The driver pod starts and is not ready yet.

@@ -1,0 +1,61 @@
+//! The commands of NVIDIA's manual, pasted into a shell, with `pitcrew controller` in a real control plane.
+//!
+//! ```text
+//!  documented_commands/
+//!    stage.rs        a plane with a fleet of three nodes, and the shell in which the commands run
+//!    controller.rs   `pitcrew controller` as a process: its log, its metrics, its end
+//!    upgrades.rs     upgrade, monitor, pause, skip, retry, as documented
+//!    mistakes.rs     what people get wrong, and the sentence that they get
+//!    neighbours.rs   a live GPU Operator, missing definitions, missing permissions
+//! ```
+//!
+//! The stories share a plane as long as each leaves it in order; one that fails takes its plane with it.
+
+#[path = "documented_commands/controller.rs"]
+mod controller;
+#[path = "documented_commands/mistakes.rs"]
+mod mistakes;
+#[path = "documented_commands/neighbours.rs"]
+mod neighbours;
+#[path = "documented_commands/stage.rs"]
+mod stage;
+#[path = "documented_commands/upgrades.rs"]
+mod upgrades;
+
+use libtest_mimic::{Arguments, Trial};
+use pitcrew_sim::plane::Binaries;
+
+use stage::Story;
+
+const STORIES: [(&str, Story); 13] = [
+    ("the documented commands upgrade a fleet and show how", upgrades::upgrade),
+    ("a pause keeps everything and a resume goes on", upgrades::pause_and_resume),
+    ("a skipped node is left out until its label goes", upgrades::skip),
+    ("a failed node is retried by its label", upgrades::retry),
+    ("bad DriverPolicies are refused with a sentence", mistakes::bad_driver_policies),
+    ("a bad ClusterPolicy freezes the pool until it is mended", mistakes::bad_cluster_policy),
+    ("two policies for one driver do nothing and both say so", mistakes::two_policies),
+    ("a selector that finds no DaemonSet is told in the status", mistakes::no_daemon_set),
+    ("a node with an unknown state label is left alone", mistakes::unknown_label),
+    ("a live GPU Operator freezes everything", neighbours::live_gpu_operator),
+    ("without definitions the controller says how to get them", neighbours::no_definitions),
+    ("missing permissions are named all at once", neighbours::no_permissions),
+    ("an address in use is named", neighbours::address_in_use),
+];
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    // A control plane needs both cores for itself.
+    arguments.test_threads = Some(1);
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let binaries = Binaries::find();
+    if let Err(missing) = &binaries {
+        eprintln!("documented commands: not tested. {missing}");
+    }
+    let trial = |(name, story): (&str, Story)| {
+        Trial::test(name, move || stage::play(story)).with_ignored_flag(binaries.is_err())
+    };
+    let conclusion = libtest_mimic::run(&arguments, STORIES.into_iter().map(trial).collect());
+    stage::close();
+    conclusion.exit();
+}
