@@ -2,6 +2,8 @@
 //!
 //! What runs in it sees only `kube::Client`s and a clock, so scenarios, demo and benchmarks are written once.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -10,6 +12,7 @@ use kube::{Api, Client, ResourceExt};
 use pitcrew_controller::{Clock, Config, Controller};
 use pitcrew_core::api::{ClusterPolicy, crds};
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::actors::{Actors, Behaviour, NAMESPACE};
 use crate::api::ApiServer;
@@ -17,6 +20,9 @@ use crate::fleet::{self, Fleet};
 
 /// The moment at which virtual time begins: any fixed one will do.
 const EPOCH: Timestamp = Timestamp::constant(1_767_225_600, 0);
+
+/// A fleet that is not up by then will not come up. On virtual time this costs nothing.
+const READY_WITHIN: Duration = Duration::from_secs(600);
 
 /// A cluster with a fleet in it.
 pub struct Cluster {
@@ -41,6 +47,9 @@ pub enum SetUpError {
     /// pitcrew's own definitions could not be installed.
     #[error("install pitcrew's custom resource definitions")]
     Definitions(#[source] kube::Error),
+    /// Not all pods of the fleet came up.
+    #[error("the fleet's pods are not all Ready after {0} s")]
+    NotReady(u64),
     /// They were installed, but are not served.
     #[error("wait for pitcrew's custom resource definitions")]
     Served(#[source] kube::runtime::wait::Error),
@@ -74,7 +83,8 @@ impl Cluster {
     async fn set_up(self, fleet: &Fleet) -> Result<Self, SetUpError> {
         install_definitions(&self.admin).await?;
         fleet.install(&self.admin).await?;
-        fleet.wait_ready(&self.admin).await;
+        let ready = timeout(READY_WITHIN, fleet.wait_ready(&self.admin)).await;
+        ready.map_err(|_| SetUpError::NotReady(READY_WITHIN.as_secs()))?;
         Ok(self)
     }
 

@@ -329,3 +329,6 @@ impl Page<'_> {
         lines
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -46,7 +46,19 @@ pub(crate) fn bad_cluster_policy(stage: &mut Stage) -> Outcome {
     controller.until_it_says("maxUnavailable")?;
 
     stage.patch_option("maxUnavailable", r#""25%""#)?;
-    stage.until_upgraded(&version)
+    stage.until_upgraded(&version)?;
+    // The same mistake again is a new one to the person who makes it, and `describe` is where they look.
+    stage.sh("kubectl delete events --all")?;
+    stage.patch_option("maxUnavailable", r#""abc""#)?;
+    let told = until_cluster_policy_event(stage, "maxUnavailable").and_then(|_| {
+        let described = stage.sh("kubectl describe clusterpolicy cluster-policy")?;
+        must(described.contains("DriverUpgradeFrozen"), || {
+            format!("describe does not show the Event: {described}")
+        })
+    });
+    stage.patch_option("maxUnavailable", r#""25%""#)?;
+    stage.stands_still()?;
+    told
 }
 
 /// Waits for a Warning on the ClusterPolicy that contains `what`.

@@ -34,7 +34,7 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
     let retried = walk.replace.as_ref() == Some(&pod.uid);
     if sync == Freshness::InSync && member.driver_ready() && !retried && !waits_for_safe_load(view, member) {
         let next = State::ValidationRequired;
-        let target = walk::target_of(view, member, walk).clone();
+        let target = walk::target_of(member, walk).clone();
         return go(view, member, next, Some(Walk { target, ..walk.enter(next, view.snapshot.now) }));
     }
     let starting = Reason::DriverStarting { pod: pod.name.clone(), says: says(pod), until };

@@ -110,7 +110,7 @@ fn pause(view: &View<'_>, member: &Member<'_>) -> Decision {
 
 /// Whether a node could start if it had a slot; if not, why not.
 pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reason> {
-    let View { snapshot, policy, .. } = view;
+    let policy = view.policy;
     if member.state() != State::UpgradeRequired {
         return Err(Reason::UpToDate);
     }
@@ -141,12 +141,11 @@ pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reas
 
 /// What a drain could not take off either.
 fn undrainable(view: &View<'_>, member: &Member<'_>, drain: &Drain) -> Option<String> {
-    left_behind(view, member, drain)
-        .or_else(|| removal::undeletable(drained(view, member, drain), drain.removal))
+    left_behind(view, member, drain).or_else(|| removal::undeletable(drained(member, drain), drain.removal))
 }
 
 /// The pods that a drain takes off.
-fn drained<'a>(view: &View<'a>, member: &Member<'a>, drain: &'a Drain) -> impl Iterator<Item = &'a Pod> {
+fn drained<'a>(member: &Member<'a>, drain: &'a Drain) -> impl Iterator<Item = &'a Pod> {
     member.pods().filter(|pod| is_drained(drain, pod))
 }
 
@@ -345,7 +344,7 @@ fn mind_the_label(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Wa
 }
 
 fn retry(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
-    let target = member.target.unwrap_or(&walk.target).clone();
+    let target = target_of(member, walk).clone();
     go(view, member, State::UpgradeRequired, Some(walk.retry(view.snapshot.now, target)))
 }
 
@@ -410,7 +409,7 @@ fn drain(view: &View<'_>, member: &Member<'_>, walk: &Walk, budgets: &mut Budget
     if let Some(what) = left_behind(view, member, drain) {
         return fail(view, member, walk, Cause::PodsCannotLeave { what });
     }
-    let pods: Vec<&Pod> = drained(view, member, drain).collect();
+    let pods: Vec<&Pod> = drained(member, drain).collect();
     remove(view, member, walk, &pods, drain.removal, None, budgets)
 }
 
@@ -490,7 +489,7 @@ pub(super) fn ran_out(view: &View<'_>, deadline: Timestamp) -> bool {
 pub(super) fn fail(view: &View<'_>, member: &Member<'_>, walk: &Walk, cause: Cause) -> Decision {
     let pod = member.pod.map(|pod| pod.uid.clone());
     // Only a version that comes after the failure is a reason to try again.
-    let target = target_of(view, member, walk).clone();
+    let target = target_of(member, walk).clone();
     let next = Walk { target, ..walk.fail(view.snapshot.now, Failure { cause, pod }) };
     go(view, member, State::UpgradeFailed, Some(next))
 }
@@ -554,6 +553,6 @@ fn base_patch(view: &View<'_>, member: &Member<'_>, to: State) -> NodePatch {
 }
 
 /// The revision that a walk goes to now: the newest, or the one it set out for while the newest is not known.
-pub(super) fn target_of<'a>(view: &View<'a>, member: &Member<'a>, walk: &'a Walk) -> &'a RevisionHash {
+pub(super) fn target_of<'a>(member: &Member<'a>, walk: &'a Walk) -> &'a RevisionHash {
     member.target.unwrap_or(&walk.target)
 }

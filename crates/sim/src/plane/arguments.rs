@@ -10,9 +10,10 @@ use super::access::{Access, User, token_file_in};
 pub(super) struct Ports {
     pub(super) etcd: u16,
     pub(super) apiserver: u16,
-    pub(super) controller_manager: u16,
-    pub(super) scheduler: u16,
 }
+
+/// Nobody asks controllers or scheduler anything, so they need no port that somebody else may have.
+const NO_PORT: &str = "--secure-port=0";
 
 /// 8 GiB, etcd's advised maximum: a fleet of 5,000 nodes with its history stays far below.
 const ETCD_QUOTA_BYTES: u64 = 8 << 30;
@@ -91,16 +92,16 @@ pub(super) fn apiserver(data: &Path, ports: Ports, audit_log: Option<&Path>) -> 
     arguments
 }
 
-pub(super) fn controller_manager(access: &Access, ports: Ports) -> Vec<String> {
+pub(super) fn controller_manager(access: &Access) -> Vec<String> {
     let mut arguments = client_of_the_apiserver(access.kubeconfig(User::ControllerManager));
-    arguments.push(format!("--secure-port={}", ports.controller_manager));
+    arguments.push(NO_PORT.to_owned());
     arguments.push(format!("--controllers={}", CONTROLLERS.join(",")));
     arguments
 }
 
-pub(super) fn scheduler(access: &Access, ports: Ports) -> Vec<String> {
+pub(super) fn scheduler(access: &Access) -> Vec<String> {
     let mut arguments = client_of_the_apiserver(access.kubeconfig(User::Scheduler));
-    arguments.push(format!("--secure-port={}", ports.scheduler));
+    arguments.push(NO_PORT.to_owned());
     arguments
 }
 

@@ -99,6 +99,9 @@ impl PlaneError {
     }
 }
 
+/// Where servers of the plane listen.
+const PORTS: std::ops::Range<u16> = 20_000..32_000;
+
 /// A running control plane. Dropping it ends its processes and removes its temporary data.
 #[derive(Debug)]
 pub struct Plane {
@@ -141,11 +144,10 @@ impl Plane {
         plane.answers("/api/v1/namespaces/default", deadline).await?;
 
         let Plane { processes, access, data, .. } = &mut plane;
-        let controllers = arguments::controller_manager(access, ports);
+        let controllers = arguments::controller_manager(access);
         processes.start(binaries, "kube-controller-manager", &controllers, data)?;
-        processes.start(binaries, "kube-scheduler", &arguments::scheduler(access, ports), data)?;
-        plane.listens("kube-controller-manager", ports.controller_manager, deadline).await?;
-        plane.listens("kube-scheduler", ports.scheduler, deadline).await?;
+        processes.start(binaries, "kube-scheduler", &arguments::scheduler(access), data)?;
+        plane.check()?;
         Ok(plane)
     }
 
@@ -328,12 +330,19 @@ fn write_files(data: &Path, ports: Ports) -> io::Result<Access> {
     Access::write(data, server, data.join("certificates/apiserver.crt"))
 }
 
-/// Ports that were free a moment ago; held together, so that they differ.
+/// Ports that were free a moment ago. They lie below those that the kernel gives to outgoing connections: one of
+/// those could take a port back before its server has it.
 fn free_ports() -> io::Result<Ports> {
-    let listen = || TcpListener::bind(("127.0.0.1", 0));
-    let held = [listen()?, listen()?, listen()?, listen()?];
-    let port = |index: usize| held[index].local_addr().map(|address| address.port());
-    Ok(Ports { etcd: port(0)?, apiserver: port(1)?, controller_manager: port(2)?, scheduler: port(3)? })
+    let first = PORTS.start + u16::try_from(std::process::id() % u32::from(PORTS.end - PORTS.start)).unwrap_or(0);
+    let candidates = (first..PORTS.end).chain(PORTS.start..first);
+    let mut held = Vec::new();
+    for port in candidates {
+        held.extend(TcpListener::bind(("127.0.0.1", port)));
+        if let [etcd, apiserver] = &held[..] {
+            return Ok(Ports { etcd: etcd.local_addr()?.port(), apiserver: apiserver.local_addr()?.port() });
+        }
+    }
+    Err(io::Error::from(io::ErrorKind::AddrInUse))
 }
 
 #[cfg(test)]
