@@ -17,10 +17,11 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 use crate::terminal;
 
+/// The client logs a failed connection on top of returning it; whoever gets it says it in a better sentence.
+const LOG_FILTER: &str = "info,kube_client::client::builder=off";
 /// Longer than any handshake on a working network, short enough for somebody who mistyped an address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -46,7 +47,8 @@ pub(crate) struct Args {
 
 /// Runs the controller until SIGTERM or ctrl-c.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    let filter = std::env::var(EnvFilter::DEFAULT_ENV).ok().filter(|filter| !filter.is_empty());
+    let filter = EnvFilter::builder().parse_lossy(filter.as_deref().unwrap_or(LOG_FILTER));
     let ansi = terminal::colours(&std::io::stderr());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi).init();
     let runtime =

@@ -1,5 +1,7 @@
 //! The binary as people call it: what it prints, where, and its exit code.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "what these tests do not expect is a failure")]
+
 use std::process::{Command, Output};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -12,7 +14,7 @@ fn pitcrew(args: &[&str]) -> Output {
         .env_remove("KUBECONFIG")
         .env_remove("KUBERNETES_SERVICE_HOST")
         .env("HOME", "/nonexistent")
-        .env("RUST_LOG", "warn")
+        .env_remove("RUST_LOG")
         .output()
         .unwrap()
 }
@@ -66,7 +68,10 @@ fn a_pipe_gets_lines_and_the_summary() {
     let output = pitcrew(&["demo", "--nodes", "4", "--instant"]);
     assert!(output.status.success(), "{output:?}");
     let text = stdout(&output);
-    assert!(text.starts_with("4 GPU nodes on driver 560.35.03; the policy now asks for 565.57.01\n"), "{text}");
+    assert!(
+        text.starts_with("4 GPU nodes on driver 560.35.03; the policy now asks for 565.57.01\n"),
+        "{text}"
+    );
     assert_eq!(text.lines().filter(|line| line.contains("upgrade-done")).count(), 4, "{text}");
     assert!(text.contains("\n✔ 4 of 4 nodes on 565.57.01 in "), "{text}");
     assert!(text.contains("never more than 1 node out"), "{text}");
@@ -75,12 +80,21 @@ fn a_pipe_gets_lines_and_the_summary() {
 #[test]
 fn wrong_usage_is_one_sentence_and_2() {
     let cases = [
-        (vec!["demo", "--nodes", "0"], "invalid value '0' for '--nodes <N>': must be a number from 1 to 10000"),
-        (vec!["demo", "--nodes", "-3"], "invalid value '-3' for '--nodes <N>': must be a number from 1 to 10000"),
+        (
+            vec!["demo", "--nodes", "0"],
+            "invalid value '0' for '--nodes <N>': must be a number from 1 to 10000",
+        ),
+        (
+            vec!["demo", "--nodes", "-3"],
+            "invalid value '-3' for '--nodes <N>': must be a number from 1 to 10000",
+        ),
         (vec!["demo", "--speed", "0"], "invalid value '0' for '--speed <X>': must be a number above 0"),
         (vec!["demo", "--speed", "-1"], "invalid value '-1' for '--speed <X>': must be a number above 0"),
         (vec!["demo", "--speed", "nan"], "invalid value 'nan' for '--speed <X>'"),
-        (vec!["demo", "--max-parallel", "-1"], "invalid value '-1' for '--max-parallel <N>': must be a whole number"),
+        (
+            vec!["demo", "--max-parallel", "-1"],
+            "invalid value '-1' for '--max-parallel <N>': must be a whole number",
+        ),
         (vec!["demo", "--speed", "2", "--instant"], "cannot be used with"),
         (vec!["demo", "--frobnicate"], "unexpected argument '--frobnicate' found"),
         (vec!["frobnicate"], "unrecognized subcommand 'frobnicate'"),
@@ -112,7 +126,10 @@ fn a_controller_without_a_cluster_says_so_in_one_sentence() {
     let cases = [
         (vec!["--kubeconfig".to_owned(), path("missing")], "cannot use kubeconfig"),
         (vec!["--kubeconfig".to_owned(), path("broken")], "cannot use kubeconfig"),
-        (vec!["--kubeconfig".to_owned(), path("nobody"), "--context".to_owned(), "other".to_owned()], "other"),
+        (
+            vec!["--kubeconfig".to_owned(), path("nobody"), "--context".to_owned(), "other".to_owned()],
+            "other",
+        ),
         (vec!["--kubeconfig".to_owned(), path("nobody")], "cannot reach the cluster"),
         (vec![], "cannot find a usable kubeconfig"),
     ];

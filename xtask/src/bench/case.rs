@@ -43,6 +43,8 @@ const IDLE: Duration = Duration::from_secs(20);
 /// The audit log is written in batches.
 const AUDIT_DELAY: Duration = Duration::from_secs(1);
 
+/// The namespace of the pods that have to leave.
+const WORKLOADS: &str = "research";
 /// Any number: the same fleet behaves the same way each time.
 const SEED: u64 = 1;
 /// The pods of one Deployment; three on every two nodes in all.
@@ -74,7 +76,7 @@ fn fleet(nodes: u32) -> Fleet {
     let mut workloads = Vec::new();
     while left > 0 {
         let replicas = left.min(REPLICAS);
-        workloads.push(Workload::new("research", &format!("train-{}", workloads.len()), replicas, 1));
+        workloads.push(Workload::new(WORKLOADS, &format!("train-{}", workloads.len()), replicas, 1));
         left -= replicas;
     }
     // The grace period is what a pod takes to stop.
@@ -121,6 +123,8 @@ pub(super) async fn run(binaries: &Binaries, program: &Path, case: Case) -> Resu
     let log = Audit::read(plane.audit_log().context("the plane has no audit log")?)?;
     let asked = |time: Range<Timestamp>| log.requests(User::Pitcrew, &time);
     let (requests, idle) = (asked(patched_at..settled_at), asked(settled_at..silent_until));
+    let written = |user| (user, log.requests(user, &(patched_at..settled_at)).writes_total());
+    let others = [User::Kubelet, User::ControllerManager, User::Scheduler].map(written).to_vec();
 
     println!("Measuring one node alone, then the floor …");
     let names: Vec<String> = fleet.node_names().collect();
@@ -133,6 +137,7 @@ pub(super) async fn run(binaries: &Binaries, program: &Path, case: Case) -> Resu
         case,
         wall,
         requests,
+        others,
         idle,
         idle_time: IDLE,
         most_out: seen.most_out,
@@ -173,6 +178,13 @@ async fn all_drivers_are(version: &str, cluster: &Cluster, count: usize) -> Resu
     Ok(())
 }
 
+/// The first node with work on it: without any, a visit would be shorter than most.
+async fn busy_node(cluster: &Cluster) -> Result<String> {
+    let pods = Api::<Pod>::namespaced(cluster.admin.clone(), WORKLOADS).list(&ListParams::default()).await?;
+    let node = |pod: Pod| pod.spec.and_then(|spec| spec.node_name);
+    pods.items.into_iter().filter_map(node).min().context("no workload runs anywhere")
+}
+
 /// How long a visit takes when the machine has nothing else to do: another version, and all nodes skipped but one.
 async fn one_alone(
     cluster: &Cluster,
@@ -180,9 +192,10 @@ async fn one_alone(
     controller: &mut Controller,
     names: &[String],
 ) -> Result<Duration> {
+    let busy = busy_node(cluster).await?;
     let nodes = Api::<Node>::all(cluster.admin.clone());
     let skip = json!({"metadata": {"labels": {SKIP_LABEL: "true"}}});
-    let labelled = names.iter().skip(1).map(|name| {
+    let labelled = names.iter().filter(|name| **name != busy).map(|name| {
         let (nodes, skip) = (nodes.clone(), &skip);
         async move { nodes.patch(name, &PatchParams::default(), &Patch::Merge(skip)).await.map(drop) }
     });

@@ -41,11 +41,14 @@ pub(super) const TO: &str = "565.57.01";
 /// `maxUnavailable` of the policy, in percent.
 const UNAVAILABLE_PERCENT: u32 = 25;
 /// A visit takes about so long with `Timing::real`; measured.
-const VISIT_SECONDS: f64 = 190.0;
+const VISIT_SECONDS: f64 = 180.0;
 /// As long as somebody likes to watch.
 const USUAL_REAL_SECONDS: f64 = 30.0;
 /// The steps in which virtual time follows real time: four to a frame.
 const STEP: Duration = Duration::from_millis(25);
+/// Up to here a view of every pass costs nothing that shows, and the last pass before a quiet time is shown for sure.
+/// In bigger fleets the next pass is never far.
+const EVERY_PASS_NODES_MAX: usize = 200;
 /// The last watch events and status writes arrive within this (virtual) time.
 const SETTLE: Duration = Duration::from_secs(5);
 /// Virtual time beyond the tenfold of what is expected: something hangs.
@@ -208,6 +211,7 @@ impl Stage {
     /// Called by the controller after each pass.
     fn on_pass(&self, record: Arc<Mutex<Record>>, tally: watch::Sender<Tally>) -> Pass {
         let (updates, wanted, now) = (self.updates.clone(), self.wanted.clone(), self.now.clone());
+        let watched = self.story.speed.is_some() && self.story.nodes <= EVERY_PASS_NODES_MAX;
         Box::new(move |snapshot: &Snapshot, plan: &Plan| {
             let mut record = lock(&record);
             record.see(snapshot, plan, |transition| {
@@ -216,7 +220,7 @@ impl Stage {
             now.store(snapshot.now.as_millisecond(), Ordering::Relaxed);
             let news = record.tally;
             let changed = tally.send_if_modified(|tally| std::mem::replace(tally, news) != news);
-            if (wanted.swap(false, Ordering::Relaxed) || (changed && news.is_over()))
+            if (wanted.swap(false, Ordering::Relaxed) || watched || (changed && news.is_over()))
                 && let Some(view) = View::of(&record, snapshot, plan)
             {
                 let _ = updates.send(Update::View(Box::new(view)));

@@ -8,7 +8,10 @@
 //!  what happened last            about a third, at the bottom
 //! ```
 
+use std::fmt::Write as _;
+
 use jiff::Timestamp;
+use pitcrew_core::contract::State;
 use pitcrew_core::reason::Kind;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
@@ -25,10 +28,18 @@ use super::view::{Row, View};
 const WIDE: usize = 110;
 /// From here on there is room for a picture of the fleet.
 const TALL: usize = 32;
+/// Below this, there is no room for what happened last.
+const SHORT: usize = 16;
 /// The picture of the fleet takes at most so many lines.
 const FLEET_LINES_MAX: usize = 10;
-/// Before the why: glyph, node, state and time.
-const STATE_WIDTH: usize = 22;
+/// All states that last fit into it.
+const STATE_WIDTH: usize = 21;
+/// Title, bar, limits and a blank line.
+const HEAD_LINES: usize = 4;
+/// The groups of those that wait and those that are done, and a blank line.
+const GROUP_LINES: usize = 3;
+/// Of the queue, never more lines than this.
+const NEXT_MAX: usize = 8;
 
 /// How to draw.
 #[derive(Clone, Copy, Debug)]
@@ -61,11 +72,11 @@ pub(super) fn draw(frame: &mut Frame<'_>, picture: &Picture<'_>, look: Look) {
         Picture::SetUp { nodes } => {
             let title = format!(" pitcrew demo · {} GPU nodes", grouped(nodes));
             let what = format!(" building a simulated cluster on driver {FROM} …");
-            (vec![Line::from(title).style(look.bold()), Line::from(what)], Vec::new())
+            (vec![Line::from(title).style(Style::new().bold()), Line::from(what)], Vec::new())
         }
         Picture::Upgrade { view, now } => {
-            let page = Page { view, now: *now, look, width };
-            (page.top(height), page.bottom(height))
+            let page = Page { view, now: *now, look, width, height };
+            (page.top(), page.bottom())
         }
     };
     let below = u16::try_from(bottom.len()).unwrap_or(u16::MAX);
@@ -77,9 +88,6 @@ pub(super) fn draw(frame: &mut Frame<'_>, picture: &Picture<'_>, look: Look) {
 impl Look {
     fn paint(self, colour: Color) -> Style {
         if self.colours { Style::new().fg(colour) } else { Style::new() }
-    }
-    fn bold(self) -> Style {
-        Style::new().add_modifier(Modifier::BOLD)
     }
     fn dim(self) -> Style {
         if self.colours { Style::new().add_modifier(Modifier::DIM) } else { Style::new() }
@@ -121,19 +129,27 @@ struct Page<'a> {
     now: Timestamp,
     look: Look,
     width: usize,
+    height: usize,
 }
 
 impl Page<'_> {
-    /// What happened last gets a third, the rest is for how things stand.
-    fn bottom_lines(height: usize) -> usize {
-        if height < 16 { 0 } else { (height / 3).min(16) }
+    /// What happened last gets what the table leaves, a third at least. It must not jump, so the table's usual size
+    /// counts: a line for each slot.
+    fn bottom_lines(&self) -> usize {
+        if self.height < SHORT {
+            return 0;
+        }
+        let slots = self.view.slots.at_most().min(self.view.names.len());
+        let table = 1 + slots.max(self.view.rows.len()) + self.next_max() + GROUP_LINES;
+        let top = HEAD_LINES + table + self.fleet_lines();
+        self.height.saturating_sub(top).max(self.height / 3)
     }
 
-    fn top(&self, height: usize) -> Vec<Line<'static>> {
-        let room = height.saturating_sub(Self::bottom_lines(height));
+    fn top(&self) -> Vec<Line<'static>> {
+        let room = self.height.saturating_sub(self.bottom_lines());
         let mut lines = vec![self.title(), self.bar(), self.limits(), Line::default()];
-        lines.extend(self.table(room.saturating_sub(lines.len() + self.fleet_lines(room))));
-        if self.fleet_lines(room) > 0 {
+        lines.extend(self.table(room.saturating_sub(HEAD_LINES + self.fleet_lines())));
+        if self.fleet_lines() > 0 {
             lines.push(Line::default());
             lines.extend(self.fleet());
         }
@@ -141,10 +157,13 @@ impl Page<'_> {
         lines
     }
 
-    /// Left and right, with the space between them; the left is cut if need be.
-    fn ends_of_line(&self, left: &str, right: &str) -> String {
-        let left = cut(left, self.width.saturating_sub(right.chars().count() + 3));
-        let space = self.width.saturating_sub(left.chars().count() + right.chars().count() + 2);
+    /// Left and right, with the space between them. The left is the longest that fits, or is cut.
+    fn ends_of_line(&self, lefts: &[String], right: &str) -> String {
+        let length = |text: &str| text.chars().count();
+        let room = self.width.saturating_sub(length(right) + 2);
+        let fitting = lefts.iter().find(|left| length(left) < room).or(lefts.last());
+        let left = cut(fitting.map_or("", String::as_str), room);
+        let space = self.width.saturating_sub(length(&left) + length(right) + 2).max(1);
         format!(" {left}{:space$}{right}", "")
     }
 
@@ -156,7 +175,7 @@ impl Page<'_> {
         let left =
             format!("pitcrew demo · {} GPU nodes · driver {FROM} → {TO}", grouped(self.view.names.len()));
         let right = format!("virtual {}", long_clock(self.seconds_since(self.view.began)));
-        Line::from(self.ends_of_line(&left, &right)).style(self.look.bold())
+        Line::from(self.ends_of_line(&[left], &right)).style(Style::new().bold())
     }
 
     fn bar(&self) -> Line<'static> {
@@ -191,16 +210,13 @@ impl Page<'_> {
         let (written, nodes) = &slots.max_unavailable;
         let parallel =
             slots.max_parallel.map(|limit| format!(", maxParallelUpgrades {limit}")).unwrap_or_default();
-        let out = format!(
-            "out now {} of at most {} (maxUnavailable {written} = {nodes}{parallel})",
-            slots.out,
-            slots.at_most()
-        );
+        let limits = format!("of at most {} (maxUnavailable {written} = {nodes}{parallel})", slots.at_most());
         let eta = match self.view.ends {
             _ if self.view.is_over => "all done".to_owned(),
             Some(ends) => format!("ETA {}", clock(ends.duration_since(self.now).as_secs())),
-            None => "ETA after the first visit".to_owned(),
+            None => "ETA …".to_owned(),
         };
+        let out = [format!("out now {} {limits}", slots.out), format!("out {} {limits}", slots.out)];
         Line::from(self.ends_of_line(&out, &eta))
     }
 
@@ -215,23 +231,32 @@ impl Page<'_> {
         lines.extend(view.rows.iter().take(shown).map(|row| self.row(row)));
         if !all_fit {
             let more = view.rows.len() - shown + view.more_rows;
-            lines.push(self.group(Kind::Moving, format!("{} more on their way", grouped(more)), &[]));
+            lines.push(self.group(Kind::Moving, &format!("{} more on their way", grouped(more)), &[]));
         }
-        // The next ones in the queue: never more than can start together.
-        let next = room.saturating_sub(lines.len() - 1).min(view.slots.at_most()).min(view.next.len());
+        let next = room.saturating_sub(lines.len() - 1).min(self.next_max()).min(view.next.len());
         lines.extend(view.next.iter().take(next).map(|row| self.row(row)));
         if let Some(rest) = view.waiting.get(next..).filter(|rest| !rest.is_empty()) {
             let more = if next > 0 { " more" } else { "" };
-            lines.push(self.group(Kind::Waiting, format!("{}{more} waiting", grouped(rest.len())), rest));
+            lines.push(self.group(Kind::Waiting, &format!("{}{more} waiting", grouped(rest.len())), rest));
         }
         if !view.done.is_empty() {
-            lines.push(self.group(Kind::Done, format!("{} done", grouped(view.done.len())), &view.done));
+            lines.push(self.group(Kind::Done, &format!("{} done", grouped(view.done.len())), &view.done));
         }
         lines
     }
 
+    /// How many of the queue are worth a line: those that can start together, if there is room.
+    fn next_max(&self) -> usize {
+        if self.height < TALL { 1 } else { self.view.slots.at_most().min(NEXT_MAX) }
+    }
+
     fn node_width(&self) -> usize {
         self.view.names.iter().map(|name| name.as_str().len()).max().unwrap_or(4).clamp(4, 24)
+    }
+
+    /// Wide enough for any time that is shown: none is longer than the run.
+    fn clock_width(&self) -> usize {
+        clock(self.seconds_since(self.view.began)).len().max(5)
     }
 
     fn wide(&self) -> bool {
@@ -239,9 +264,9 @@ impl Page<'_> {
     }
 
     fn header(&self) -> Line<'static> {
-        let node = self.node_width() + 2;
+        let (node, time) = (self.node_width() + 2, self.clock_width());
         let more = if self.wide() { format!("  {:>7}  {:<11}", "visit", "driver") } else { String::new() };
-        let text = format!(" {:node$}  {:STATE_WIDTH$}  {:>6}{more}  why", "node", "state", "for");
+        let text = format!(" {:node$}  {:STATE_WIDTH$}  {:>time$}{more}  why", "node", "state", "for");
         Line::from(cut(&text, self.width)).style(self.look.dim())
     }
 
@@ -249,11 +274,12 @@ impl Page<'_> {
         let style = self.look.kind(row.kind);
         let node = self.node_width();
         let name = cut(row.node.as_str(), node);
-        let mut text =
-            format!(" {name:node$}  {:STATE_WIDTH$}  {:>6}", row.state, clock(self.seconds_since(row.since)));
+        let state = cut(row.state.as_str(), STATE_WIDTH);
+        let (time, since) = (self.clock_width(), clock(self.seconds_since(row.since)));
+        let mut text = format!(" {name:node$}  {state:STATE_WIDTH$}  {since:>time$}");
         if self.wide() {
             let visit = row.visit.map(|since| clock(self.seconds_since(since))).unwrap_or_default();
-            text += &format!("  {visit:>7}  {:<11}", row.driver);
+            let _ = write!(text, "  {visit:>7}  {:<11}", row.driver);
         }
         let used = text.chars().count() + 4;
         let why = format!("  {}", fit(&row.why, self.width.saturating_sub(used + 1)));
@@ -266,7 +292,7 @@ impl Page<'_> {
         ])
     }
 
-    fn group(&self, kind: Kind, what: String, picked: &[usize]) -> Line<'static> {
+    fn group(&self, kind: Kind, what: &str, picked: &[usize]) -> Line<'static> {
         let column = self.node_width() + STATE_WIDTH + 2;
         let names = ranges(&self.view.names, picked, self.width.saturating_sub(column + 7));
         let style = self.look.kind(kind);
@@ -277,10 +303,9 @@ impl Page<'_> {
     }
 
     /// How many lines the picture of the fleet takes, with the blank one above it; none if there is no room.
-    fn fleet_lines(&self, room: usize) -> usize {
+    fn fleet_lines(&self) -> usize {
         let lines = self.view.places.len().div_ceil(self.fleet_columns());
-        let plenty = room * 3 / 2 >= TALL && lines <= FLEET_LINES_MAX && lines <= room / 3;
-        if plenty { lines + 1 } else { 0 }
+        if self.height >= TALL && lines <= FLEET_LINES_MAX { lines + 1 } else { 0 }
     }
 
     fn fleet_columns(&self) -> usize {
@@ -305,21 +330,22 @@ impl Page<'_> {
     }
 
     /// What happened last, the newest on top.
-    fn bottom(&self, height: usize) -> Vec<Line<'static>> {
-        let room = Self::bottom_lines(height);
+    fn bottom(&self) -> Vec<Line<'static>> {
+        let room = self.bottom_lines();
         if room < 3 {
             return Vec::new();
         }
         let rule = format!(" {} q leaves ", "─".repeat(self.width.saturating_sub(12)));
         let mut lines = vec![Line::from(rule).style(self.look.dim())];
-        let node = self.node_width();
+        let (node, time) = (self.node_width(), self.clock_width());
         lines.extend(self.view.recent.iter().take(room - 1).map(|event| {
             let name = cut(event.node.as_str(), node);
-            let start = format!(" {:>7}  {name:node$}  {:STATE_WIDTH$}  ", clock(event.at), event.to);
+            let state = cut(event.to.as_str(), STATE_WIDTH);
+            let start = format!(" {:>time$}  {name:node$}  {state:STATE_WIDTH$}  ", clock(event.at));
             let words = fit(&event.words, self.width.saturating_sub(start.chars().count() + 1));
             let kind = match event.to {
-                pitcrew_core::contract::State::UpgradeDone => Some(Kind::Done),
-                pitcrew_core::contract::State::UpgradeFailed => Some(Kind::Failed),
+                State::UpgradeDone => Some(Kind::Done),
+                State::UpgradeFailed => Some(Kind::Failed),
                 _ => None,
             };
             let style = kind.map_or_else(|| self.look.dim(), |kind| self.look.kind(kind));

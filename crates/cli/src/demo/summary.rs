@@ -10,6 +10,13 @@ use super::text::{clock, count, grouped};
 /// Nodes in trouble are named up to here; the rest is counted.
 const TROUBLES_MAX: usize = 5;
 
+/// What to do next: only things that exist.
+const TRY: &str = "  \
+  try: pitcrew demo --nodes 1000 --instant    as fast as this machine can
+       pitcrew demo --max-parallel 0          only maxUnavailable limits
+       docs/quickstart.md                     the same on your cluster
+";
+
 /// What was measured in one run.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -105,26 +112,14 @@ pub(super) fn text(figures: &Figures, colours: bool) -> String {
         clock(seconds),
         figures.real_seconds
     );
-    let _ = writeln!(text, "  {} · {}", limits(figures), pods(figures));
+    let writes = format!("{} ({} per node)", count(figures.writes, "API write"), figures.writes_per_node);
+    let _ = writeln!(text, "  {} · {writes}", limits(figures));
     #[expect(clippy::cast_possible_truncation, reason = "seconds of a visit")]
-    let [min, mean, max] = [figures.visit_seconds.min, figures.visit_seconds.mean, figures.visit_seconds.max]
-        .map(|s| clock(s as i64));
-    let _ = writeln!(
-        text,
-        "  visits {min} to {max}, mean {mean} · {} ({} per node)",
-        count(figures.writes, "API write"),
-        figures.writes_per_node
-    );
+    let [min, max] =
+        [figures.visit_seconds.min, figures.visit_seconds.max].map(|seconds| clock(seconds as i64));
+    let _ = writeln!(text, "  {} · visits {min} to {max}", pods(figures));
     problems(figures, &mut text);
-    let _ = writeln!(
-        text,
-        "  try: pitcrew demo --nodes 1000 --instant    a thousand nodes, as fast as this machine can"
-    );
-    let _ = writeln!(
-        text,
-        "       pitcrew demo --max-parallel 0          only maxUnavailable limits: a quarter at a time"
-    );
-    let _ = writeln!(text, "       pitcrew controller --help              the same on your cluster");
+    text.push_str(TRY);
     text
 }
 
@@ -140,12 +135,8 @@ fn pods(figures: &Figures) -> String {
     let Figures { evictions, workload_pods, forced_deletions, evictions_asked, .. } = figures;
     let moved =
         format!("{} of {}", count(*evictions as u64, "eviction"), count(*workload_pods as u64, "pod"));
-    let refused = match evictions_asked.saturating_sub(*evictions as u64) {
-        0 => "none refused".to_owned(),
-        refused => format!("{refused} more refused by budgets"),
-    };
-    let forced = if *forced_deletions == 0 { "none".to_owned() } else { grouped(forced_deletions) };
-    format!("{moved}, {refused}, {forced} forced")
+    let refused = grouped(evictions_asked.saturating_sub(*evictions as u64));
+    format!("{moved}, {refused} refused by budgets, {} forced", grouped(forced_deletions))
 }
 
 /// What went wrong, if anything did.

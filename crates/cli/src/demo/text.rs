@@ -1,6 +1,9 @@
 //! Text that has to fit: clocks, cut sentences, ranges of names.
 
-use std::fmt::Display;
+use std::fmt::{Display, Write as _};
+
+/// Shorter words are not worth shortening.
+const NAME_MIN: usize = 16;
 
 /// `0:21`, `11:38`, `1:02:07`.
 pub(super) fn clock(seconds: i64) -> String {
@@ -53,29 +56,51 @@ pub(super) fn fit(sentence: &str, width: usize) -> String {
     if fits(sentence) {
         return sentence.to_owned();
     }
-    let names_only = each_word(sentence, |word| word.rsplit('/').next().unwrap_or(word).to_owned());
-    if fits(&names_only) {
-        return names_only;
+    let mut text = each_word(sentence, without_namespace);
+    for shorten in [shorten_name, drop_name] {
+        if fits(&text) {
+            break;
+        }
+        text = each_word(&text, shorten);
     }
-    cut(&each_word(&names_only, shorten_name), width)
+    cut(&text, width)
 }
 
 fn each_word(sentence: &str, change: impl Fn(&str) -> String) -> String {
     sentence.split(' ').map(change).collect::<Vec<_>>().join(" ")
 }
 
+/// `ns/pod` → `pod`, `kind/ns/name` → `kind/name`.
+fn without_namespace(word: &str) -> String {
+    match word.split('/').collect::<Vec<_>>()[..] {
+        [_, name] => name.to_owned(),
+        [kind, _, name] => format!("{kind}/{name}"),
+        _ => word.to_owned(),
+    }
+}
+
 /// `nvidia-driver-daemonset-x7k2p` → `nvidia…x7k2p`: names begin with the workload and end with what tells pods apart.
 fn shorten_name(word: &str) -> String {
     const HEAD: usize = 6;
     const TAIL: usize = 5;
-    let name = word.trim_end_matches([':', ',', ';', '.']);
+    let (name, mark) = split_mark(word);
     let length = name.chars().count();
-    if length <= 18 || !name.contains('-') {
+    if length < NAME_MIN || !name.contains('-') || name.contains(['/', '=']) {
         return word.to_owned();
     }
     let head: String = name.chars().take(HEAD).collect();
     let tail: String = name.chars().skip(length - TAIL).collect();
-    format!("{head}…{tail}{}", &word[name.len()..])
+    format!("{head}…{tail}{mark}")
+}
+
+/// `nvidia…x7k2p:` → `…:`: the sentence around it says more.
+fn drop_name(word: &str) -> String {
+    let (name, mark) = split_mark(word);
+    if name.contains('…') { format!("…{mark}") } else { word.to_owned() }
+}
+
+fn split_mark(word: &str) -> (&str, &str) {
+    word.split_at(word.trim_end_matches([':', ',', ';', '.']).len())
 }
 
 /// Names as ranges over their order in the fleet: `gpu-01 … gpu-13, gpu-17`. `picked` are places in `names`.
@@ -91,10 +116,10 @@ pub(super) fn ranges<N: Display>(names: &[N], picked: &[usize], width: usize) ->
         let comma = if text.is_empty() { "" } else { ", " };
         let name = |place: Option<&usize>| place.and_then(|place| names.get(*place)).map(ToString::to_string);
         let (first, last) = (name(run.first()).unwrap_or_default(), name(run.last()).unwrap_or_default());
-        text += &match run.len() {
-            1 => format!("{comma}{first}"),
-            2 => format!("{comma}{first}, {last}"),
-            _ => format!("{comma}{first} … {last}"),
+        let _ = match run.len() {
+            1 => write!(text, "{comma}{first}"),
+            2 => write!(text, "{comma}{first}, {last}"),
+            _ => write!(text, "{comma}{first} … {last}"),
         };
     }
     if text.is_empty() { text } else { cut(&format!("({text})"), width) }
@@ -124,8 +149,12 @@ mod tests {
         let long = "driver pod gpu-operator/nvidia-driver-daemonset-x7k2p starts: running, not ready yet";
         assert_eq!(fit(long, 100), long);
         assert_eq!(fit(long, 72), "driver pod nvidia-driver-daemonset-x7k2p starts: running, not ready yet");
-        assert_eq!(fit(long, 41), "driver pod nvidia…x7k2p starts: running,…");
+        assert_eq!(fit(long, 54), "driver pod nvidia…x7k2p starts: running, not ready yet");
+        assert_eq!(fit(long, 43), "driver pod … starts: running, not ready yet");
+        assert_eq!(fit(long, 38), "driver pod … starts: running, not rea…");
         assert_eq!(fit("evicting pod llm/chat-1-7d9f", 20), "evicting pod chat-1…");
+        let budget = "pod llm/chat-1-7d9f5c4b8-x2x9p cannot leave: poddisruptionbudget/llm/chat-1 wants 3";
+        assert_eq!(fit(budget, 70), "pod chat-1…x2x9p cannot leave: poddisruptionbudget/chat-1 wants 3");
     }
 
     #[test]

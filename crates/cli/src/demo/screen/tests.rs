@@ -17,7 +17,15 @@ fn at(seconds: i64) -> Timestamp {
 
 fn row(kind: Kind, node: &str, state: State, since: i64, why: &str) -> Row {
     let (visit, driver) = if state.in_flight() { (Some(at(since - 30)), TO) } else { (None, FROM) };
-    Row { kind, node: node.into(), state, since: at(since), visit, driver: driver.to_owned(), why: why.to_owned() }
+    Row {
+        kind,
+        node: node.into(),
+        state,
+        since: at(since),
+        visit,
+        driver: driver.to_owned(),
+        why: why.to_owned(),
+    }
 }
 
 fn moved(seconds: i64, node: &str, to: State, words: &str) -> Transition {
@@ -43,15 +51,45 @@ fn middle() -> View {
         names: names.iter().map(|name| name.as_str().into()).collect(),
         places: (0..24).map(place).collect(),
         rows: vec![
-            row(Kind::Failed, "gpu-14", State::UpgradeFailed, 400, "not validated after 600 s: no validator pod (app=nvidia-operator-validator) on this node"),
-            row(Kind::Blocked, "gpu-15", State::PodDeletionRequired, 640, "pod llm/chat-1-7d9f5c4b8-x2x9p cannot leave: poddisruptionbudget/llm/chat-1 wants 3 healthy pods and has 3"),
-            row(Kind::Moving, "gpu-16", State::PodRestartRequired, 638, &format!("driver pod {driver_pod} starts: running, not ready yet")),
-            row(Kind::Moving, "gpu-17", State::ValidationRequired, 692, "validator pod gpu-operator/nvidia-operator-validator-9ss2d is not ready yet"),
+            row(
+                Kind::Failed,
+                "gpu-14",
+                State::UpgradeFailed,
+                400,
+                "not validated after 600 s: no validator pod (app=nvidia-operator-validator) on this node",
+            ),
+            row(
+                Kind::Blocked,
+                "gpu-15",
+                State::PodDeletionRequired,
+                640,
+                "pod llm/chat-1-7d9f5c4b8-x2x9p cannot leave: poddisruptionbudget/llm/chat-1 wants 3 healthy pods and has 3",
+            ),
+            row(
+                Kind::Moving,
+                "gpu-16",
+                State::PodRestartRequired,
+                638,
+                &format!("driver pod {driver_pod} starts: running, not ready yet"),
+            ),
+            row(
+                Kind::Moving,
+                "gpu-17",
+                State::ValidationRequired,
+                692,
+                "validator pod gpu-operator/nvidia-operator-validator-9ss2d is not ready yet",
+            ),
         ],
         more_rows: 0,
         next: vec![
             row(Kind::Waiting, "gpu-20", State::UpgradeRequired, 0, "next slot; maxParallelUpgrades is 4"),
-            row(Kind::Waiting, "gpu-18", State::UpgradeRequired, 0, "waits for a slot, 1 before it; maxParallelUpgrades is 4"),
+            row(
+                Kind::Waiting,
+                "gpu-18",
+                State::UpgradeRequired,
+                0,
+                "waits for a slot, 1 before it; maxParallelUpgrades is 4",
+            ),
         ],
         waiting: vec![19, 17, 18, 20, 21, 22, 23],
         done: (0..13).collect(),
