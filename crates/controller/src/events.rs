@@ -1,14 +1,17 @@
 //! Kubernetes Events, written out of the loop's way: `core/v1`, in namespace `default`, on the Node.
 //!
-//! Their names sort in order of time, and `lastTimestamp` is set: the documented
-//! `kubectl get events --sort-by=.lastTimestamp` shows the true sequence.
+//! The documented `kubectl get events --sort-by=.lastTimestamp` must show the true sequence, but `lastTimestamp` has
+//! whole seconds, a node passes several states in one, and kubectl's sort leaves equal ones in any order. So the stamps
+//! of one object differ by a second at least; `firstTimestamp` is the true time, and names sort by it too.
+
+use std::collections::BTreeMap;
 
 use futures::stream::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event as ApiEvent, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
-use kube::api::{Api, PostParams};
 use kube::Client;
+use kube::api::{Api, PostParams};
 use pitcrew_core::action::Event;
 use pitcrew_core::contract::{COMPONENT, EVENT_NAMESPACE};
 use pitcrew_core::names::NodeName;
@@ -27,6 +30,8 @@ const WRITES_IN_FLIGHT_MAX: usize = 16;
 pub(crate) struct Events {
     queue: mpsc::Sender<ApiEvent>,
     last_stamp: i64,
+    /// The second of each object's last event.
+    last_seconds: BTreeMap<String, i64>,
     metrics: Metrics,
 }
 
@@ -35,7 +40,7 @@ impl Events {
     pub(crate) fn start(client: Client, metrics: Metrics) -> (Self, tokio::task::JoinHandle<()>) {
         let (queue, waiting) = mpsc::channel(QUEUE_MAX);
         let writer = tokio::spawn(write_all(client, waiting, metrics.clone()));
-        (Self { queue, last_stamp: 0, metrics }, writer)
+        (Self { queue, last_stamp: 0, last_seconds: BTreeMap::new(), metrics }, writer)
     }
 
     /// An event about a node.
@@ -51,12 +56,19 @@ impl Events {
     }
 
     /// An event about a policy object that has no status of ours.
-    pub(crate) fn about_policy(&mut self, source: &Source, event: &Event, now: Timestamp) {
+    pub(crate) fn about_policy(
+        &mut self,
+        source: &Source,
+        uid: Option<String>,
+        event: &Event,
+        now: Timestamp,
+    ) {
         let (kind, api_version) = source.kind();
         let object = ObjectReference {
             kind: Some(kind.to_owned()),
             name: Some(source.name().to_owned()),
             api_version: Some(api_version.to_owned()),
+            uid,
             ..ObjectReference::default()
         };
         self.send(object, event, now);
@@ -64,6 +76,7 @@ impl Events {
 
     fn send(&mut self, object: ObjectReference, event: &Event, now: Timestamp) {
         let name = format!("{}.{:016x}", object.name.as_deref().unwrap_or_default(), self.stamp(now));
+        let last_timestamp = self.second_of(object.name.as_deref().unwrap_or_default(), now);
         let event = ApiEvent {
             metadata: ObjectMeta {
                 name: Some(name),
@@ -75,7 +88,7 @@ impl Events {
             reason: Some(event.reason.clone()),
             message: Some(event.message.clone()),
             first_timestamp: Some(Time(now)),
-            last_timestamp: Some(Time(now)),
+            last_timestamp: Some(Time(last_timestamp)),
             event_time: None::<MicroTime>,
             count: Some(1),
             source: Some(EventSource { component: Some(COMPONENT.to_owned()), host: None }),
@@ -88,6 +101,13 @@ impl Events {
         }
     }
 
+    /// This second, or the one after the object's last event.
+    fn second_of(&mut self, object: &str, now: Timestamp) -> Timestamp {
+        let last = self.last_seconds.entry(object.to_owned()).or_insert(0);
+        *last = now.as_second().max(*last + 1);
+        Timestamp::from_second(*last).unwrap_or(now)
+    }
+
     /// Microseconds, but never the same twice: two events of one moment keep their order.
     fn stamp(&mut self, now: Timestamp) -> i64 {
         self.last_stamp = now.as_microsecond().max(self.last_stamp + 1);
@@ -97,7 +117,8 @@ impl Events {
 
 async fn write_all(client: Client, waiting: mpsc::Receiver<ApiEvent>, metrics: Metrics) {
     let api = Api::<ApiEvent>::namespaced(client, EVENT_NAMESPACE);
-    let stream = futures::stream::unfold(waiting, |mut waiting| async move { Some((waiting.recv().await?, waiting)) });
+    let stream =
+        futures::stream::unfold(waiting, |mut waiting| async move { Some((waiting.recv().await?, waiting)) });
     stream
         .for_each_concurrent(WRITES_IN_FLIGHT_MAX, |event| {
             let (api, metrics) = (api.clone(), metrics.clone());

@@ -48,7 +48,8 @@ pub(crate) struct Executor {
 
 impl Executor {
     pub(crate) fn new(client: Client, metrics: Metrics) -> Self {
-        let (writes, evictions) = (Semaphore::new(WRITES_IN_FLIGHT_MAX), Semaphore::new(EVICTIONS_IN_FLIGHT_MAX));
+        let (writes, evictions) =
+            (Semaphore::new(WRITES_IN_FLIGHT_MAX), Semaphore::new(EVICTIONS_IN_FLIGHT_MAX));
         Self { client, writes, evictions, metrics }
     }
 
@@ -79,7 +80,9 @@ impl Executor {
             }
             Action::PolicyStatus { name, status } => {
                 let body = json!({ "status": status });
-                self.patch_status::<DriverPolicy>(name, "driverpolicies/status", body).await.map(Answer::Policy)
+                self.patch_status::<DriverPolicy>(name, "driverpolicies/status", body)
+                    .await
+                    .map(Answer::Policy)
             }
             Action::Complain { .. } => Ok(Answer::Nothing),
         }
@@ -135,7 +138,8 @@ impl Executor {
                 version = seen;
             }
         }
-        let version = version.ok_or_else(|| CallError::LastLook("the driver pod is another one already".to_owned()))?;
+        let version =
+            version.ok_or_else(|| CallError::LastLook("the driver pod is another one already".to_owned()))?;
         self.delete(&restart.pod, Some(version)).await
     }
 

@@ -52,7 +52,8 @@ impl Elector {
                 Err(_) => None,
             };
             renewed = won.unwrap_or(renewed);
-            let is_leader = won.is_some() || (*leading.borrow() && renewed.elapsed() < RENEW_WITHIN && self.is_ours());
+            let is_leader =
+                won.is_some() || (*leading.borrow() && renewed.elapsed() < RENEW_WITHIN && self.is_ours());
             // Only a change is news: whoever listens starts afresh on it.
             if leading.send_if_modified(|leads| std::mem::replace(leads, is_leader) != is_leader) {
                 info!(id = self.id, "{}", if is_leader { "leads" } else { "stands down" });
@@ -98,7 +99,9 @@ impl Elector {
                 self.seen = Some((lease, Instant::now()));
                 Ok(true)
             }
-            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() || status.is_not_found() => {
+            Err(kube::Error::Api(status))
+                if status.is_conflict() || status.is_already_exists() || status.is_not_found() =>
+            {
                 // Somebody wrote in between: look before the next try.
                 self.seen = None;
                 Ok(false)

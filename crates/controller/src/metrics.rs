@@ -96,9 +96,21 @@ impl Metrics {
         };
         let m = &metrics;
         let r = &mut registry;
-        r.register(metric::AUTO_UPGRADE_ENABLED, "1 if driver auto upgrade is enabled; 0 if not", m.enabled.clone());
-        r.register(metric::DRIVER_AUTO_UPGRADE_ENABLED, "The same under the operator's spelling", m.enabled.clone());
-        r.register(metric::IN_PROGRESS, "Nodes on which a driver pod is being upgraded", m.in_progress.clone());
+        r.register(
+            metric::AUTO_UPGRADE_ENABLED,
+            "1 if driver auto upgrade is enabled; 0 if not",
+            m.enabled.clone(),
+        );
+        r.register(
+            metric::DRIVER_AUTO_UPGRADE_ENABLED,
+            "The same under the operator's spelling",
+            m.enabled.clone(),
+        );
+        r.register(
+            metric::IN_PROGRESS,
+            "Nodes on which a driver pod is being upgraded",
+            m.in_progress.clone(),
+        );
         r.register(metric::DONE, "Nodes whose driver pod is up to date", m.done.clone());
         r.register(metric::FAILED, "Nodes whose driver upgrade failed", m.failed.clone());
         r.register(metric::AVAILABLE, "Nodes on which an upgrade can start now", m.available.clone());
@@ -111,7 +123,11 @@ impl Metrics {
         r.register(metric::EVICTIONS, "Evictions by result", m.evictions.clone());
         r.register(metric::API_REQUESTS, "Requests to the Kubernetes API", m.requests.clone());
         r.register(metric::PLAN_SECONDS, "Seconds of one planning pass", m.plan_seconds.clone());
-        r.register(metric::VIOLATIONS, "Actions dropped because they would break a promise", m.violations.clone());
+        r.register(
+            metric::VIOLATIONS,
+            "Actions dropped because they would break a promise",
+            m.violations.clone(),
+        );
         r.register(metric::EXPLAIN_UNKNOWN, "Nodes without a reason", m.explain_unknown.clone());
         r.register(metric::LEADER, "1 on the replica that leads", m.leader.clone());
         Self { registry: Arc::new(Mutex::new(registry)), ..metrics }
@@ -147,7 +163,9 @@ impl Metrics {
     }
 
     pub(crate) fn left_state(&self, driver: &str, state: State, seconds: f64) {
-        self.states.get_or_create(&ByState { driver: driver.to_owned(), state: state.to_string() }).observe(seconds);
+        self.states
+            .get_or_create(&ByState { driver: driver.to_owned(), state: state.to_string() })
+            .observe(seconds);
     }
 
     pub(crate) fn visited(&self, seconds: f64) {

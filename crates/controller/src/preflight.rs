@@ -1,9 +1,11 @@
 //! What must be there before the controller starts: each missing thing has one sentence that says what to do.
 
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
+use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
 use kube::core::ObjectMeta;
-use kube::Client;
 use pitcrew_core::api::{DriverPolicy, Rollout};
 
 use crate::setback::sentence;
@@ -12,7 +14,9 @@ use crate::setback::sentence;
 #[derive(Debug, thiserror::Error)]
 pub enum Unfit {
     /// Nobody answers.
-    #[error("cannot reach the cluster: {0}. Check the address in the kubeconfig, or that you are connected to its network.")]
+    #[error(
+        "cannot reach the cluster: {0}. Check the address in the kubeconfig, or that you are connected to its network."
+    )]
     Unreachable(String),
     /// Our own definitions are missing.
     #[error("the custom resource {0} is not installed. Install it with: pitcrew crd | kubectl apply -f -")]
@@ -58,7 +62,10 @@ pub async fn check(client: &Client) -> Result<(), Unfit> {
         return Err(Unfit::Unreachable(sentence(&error)));
     }
     permissions(client).await?;
-    definition(Api::<DriverPolicy>::all(client.clone()).list(&one()).await.err(), "driverpolicies.pitcrew.dev")?;
+    definition(
+        Api::<DriverPolicy>::all(client.clone()).list(&one()).await.err(),
+        "driverpolicies.pitcrew.dev",
+    )?;
     definition(Api::<Rollout>::all(client.clone()).list(&one()).await.err(), "rollouts.pitcrew.dev")
 }
 
@@ -69,7 +76,8 @@ fn one() -> ListParams {
 fn definition(error: Option<kube::Error>, resource: &'static str) -> Result<(), Unfit> {
     match error {
         None => Ok(()),
-        Some(kube::Error::Api(status)) if status.is_not_found() => Err(Unfit::NoDefinition(resource)),
+        // A group that nobody serves is answered in plain text, without a Status to ask.
+        Some(kube::Error::Api(status)) if status.code == 404 => Err(Unfit::NoDefinition(resource)),
         Some(error @ kube::Error::Api(_)) => Err(Unfit::Refused { resource, what: sentence(&error) }),
         Some(error) => Err(Unfit::Unreachable(sentence(&error))),
     }
@@ -109,13 +117,18 @@ async fn may(
         verb: Some(verb.to_owned()),
         ..ResourceAttributes::default()
     };
-    let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..SelfSubjectAccessReviewSpec::default() };
+    let spec = SelfSubjectAccessReviewSpec {
+        resource_attributes: Some(attributes),
+        ..SelfSubjectAccessReviewSpec::default()
+    };
     let review = SelfSubjectAccessReview { metadata: ObjectMeta::default(), spec, status: None };
     match api.create(&PostParams::default(), &review).await {
         Ok(review) => Ok(review.status.is_some_and(|status| status.allowed)),
         // Who may not even ask learns it from the first call that is refused.
         Err(kube::Error::Api(status)) if status.code == 403 || status.code == 404 => Ok(true),
-        Err(error @ kube::Error::Api(_)) => Err(Unfit::Refused { resource: "selfsubjectaccessreviews", what: sentence(&error) }),
+        Err(error @ kube::Error::Api(_)) => {
+            Err(Unfit::Refused { resource: "selfsubjectaccessreviews", what: sentence(&error) })
+        }
         Err(error) => Err(Unfit::Unreachable(sentence(&error))),
     }
 }

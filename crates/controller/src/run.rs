@@ -233,7 +233,9 @@ impl Loop {
             on_pass(&self.store.snapshot, &plan);
         }
         let complaining = |source: &Source| {
-            plan.actions.iter().any(|action| matches!(action, Action::Complain { source: of, .. } if of == source))
+            plan.actions
+                .iter()
+                .any(|action| matches!(action, Action::Complain { source: of, .. } if of == source))
         };
         self.complained.retain(|source, _| complaining(source));
         let Plan { actions, wake_at, .. } = plan;
@@ -283,7 +285,10 @@ impl Loop {
         plan.actions.retain(|action| {
             let broken = found.iter().any(|violation| violation.action == index);
             index += 1;
-            let pool = plan.pools.iter().find(|pool| action.node().is_some_and(|node| pool.nodes.contains_key(node)));
+            let pool = plan
+                .pools
+                .iter()
+                .find(|pool| action.node().is_some_and(|node| pool.nodes.contains_key(node)));
             let frozen = pool.is_some_and(|pool| found.iter().any(|violation| violation.pool == pool.name));
             let uncordons = matches!(action, Action::PatchNode(NodePatch { unschedulable: Some(false), .. }));
             !broken && (!frozen || uncordons)
@@ -300,7 +305,9 @@ impl Loop {
             return;
         }
         let moving_to = match &action {
-            Action::PatchNode(patch) => patch.to.as_ref().map(|transition| (transition.driver.clone(), transition.to)),
+            Action::PatchNode(patch) => {
+                patch.to.as_ref().map(|transition| (transition.driver.clone(), transition.to))
+            }
             _ => None,
         };
         let on_node = action.node().cloned();
@@ -318,8 +325,10 @@ impl Loop {
             return;
         }
         warn!(target: LOG_TARGET, %source, "{message}");
-        let event = Event { warning: true, reason: "DriverUpgradeFrozen".to_owned(), message: message.clone() };
-        self.events.about_policy(&source, &event, now);
+        let event =
+            Event { warning: true, reason: "DriverUpgradeFrozen".to_owned(), message: message.clone() };
+        let uid = self.store.uid_of(&source);
+        self.events.about_policy(&source, uid, &event, now);
         self.complained.insert(source, message);
     }
 
@@ -399,14 +408,26 @@ impl Loop {
         match action {
             Action::PatchNode(patch) => self.tell_patch(patch, now),
             Action::Delete(pod, DeleteWhy::TimedOut) => {
-                let message = format!("Pod {} did not leave in time and was deleted past its disruption budgets", pod.name);
+                let message = format!(
+                    "Pod {} did not leave in time and was deleted past its disruption budgets",
+                    pod.name
+                );
                 let event = Event { warning: true, reason: COMPONENT.to_owned(), message };
-                let uid = self.store.snapshot.nodes.get(&pod.node).map(|node| node.uid.to_string()).unwrap_or_default();
+                let uid = self
+                    .store
+                    .snapshot
+                    .nodes
+                    .get(&pod.node)
+                    .map(|node| node.uid.to_string())
+                    .unwrap_or_default();
                 self.events.about_node(&pod.node, &uid, &event, now);
             }
             Action::Evict(pod) => info!(target: LOG_TARGET, node = %pod.node, pod = %pod.name, "evicted"),
             Action::RestartDriver(restart) => {
                 info!(target: LOG_TARGET, node = %restart.pod.node, pod = %restart.pod.name, "driver pod deleted");
+            }
+            Action::PolicyStatus { name, status } if !status.ready => {
+                warn!(target: LOG_TARGET, driverpolicy = name, "{}", status.message);
             }
             _ => {}
         }

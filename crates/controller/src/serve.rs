@@ -9,10 +9,20 @@ use tokio::sync::watch;
 use crate::metrics::Metrics;
 
 /// Serves until the process ends.
-pub async fn serve(listener: TcpListener, metrics: Metrics, ready: watch::Receiver<bool>) -> std::io::Result<()> {
+pub async fn serve(
+    listener: TcpListener,
+    metrics: Metrics,
+    ready: watch::Receiver<bool>,
+) -> std::io::Result<()> {
     let readyz = move || {
         let ready = *ready.borrow();
-        async move { if ready { (StatusCode::OK, "ok") } else { (StatusCode::SERVICE_UNAVAILABLE, "the first lists are not complete") } }
+        async move {
+            if ready {
+                (StatusCode::OK, "ok")
+            } else {
+                (StatusCode::SERVICE_UNAVAILABLE, "the first lists are not complete")
+            }
+        }
     };
     let text = move || {
         let text = metrics.text();

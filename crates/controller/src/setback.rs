@@ -83,7 +83,12 @@ impl CallError {
 }
 
 /// What a failed write to a node, a rollout or a policy means.
-pub(crate) fn after_write(error: &CallError, seen: ResourceVersion, earlier: Option<&Setback>, now: Timestamp) -> Setback {
+pub(crate) fn after_write(
+    error: &CallError,
+    seen: ResourceVersion,
+    earlier: Option<&Setback>,
+    now: Timestamp,
+) -> Setback {
     let attempts = earlier.map_or(1, |setback| setback.attempts + 1);
     let (kind, retry_at) = match () {
         // Did it happen? Read before anything else: at once the first time, then as the API recovers.
@@ -96,7 +101,12 @@ pub(crate) fn after_write(error: &CallError, seen: ResourceVersion, earlier: Opt
 }
 
 /// What a failed eviction or deletion means. The pod itself tells the rest by its next event.
-pub(crate) fn after_removal(error: &CallError, seen: ResourceVersion, earlier: Option<&Setback>, now: Timestamp) -> Setback {
+pub(crate) fn after_removal(
+    error: &CallError,
+    seen: ResourceVersion,
+    earlier: Option<&Setback>,
+    now: Timestamp,
+) -> Setback {
     let attempts = earlier.map_or(1, |setback| setback.attempts + 1);
     let kind = if error.code() == 429 { SetbackKind::Refused } else { SetbackKind::Error(error.to_string()) };
     Setback { seen, kind, attempts, retry_at: back_off(now, attempts, seen) }
@@ -105,7 +115,8 @@ pub(crate) fn after_removal(error: &CallError, seen: ResourceVersion, earlier: O
 /// 1 s, 2 s, 4 s … 30 s, each up to a quarter shorter: objects that failed together do not come back together.
 /// The share is drawn from the version seen, not from chance, so that a run can be repeated.
 fn back_off(now: Timestamp, attempts: u32, seen: ResourceVersion) -> Timestamp {
-    let full = BACK_OFF_FIRST_MS.saturating_mul(1 << attempts.saturating_sub(1).min(10)).min(BACK_OFF_LONGEST_MS);
+    let full =
+        BACK_OFF_FIRST_MS.saturating_mul(1 << attempts.saturating_sub(1).min(10)).min(BACK_OFF_LONGEST_MS);
     let share = i64::from(seen.spread()) * full / 4 / 256;
     after(now, SignedDuration::from_millis(full - share))
 }

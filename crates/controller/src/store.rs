@@ -12,6 +12,7 @@ use kube::Resource;
 use kube::runtime::watcher::Event;
 use pitcrew_core::api::{DriverPolicy, Rollout};
 use pitcrew_core::names::{NodeName, ObjectName, ResourceVersion, Uid};
+use pitcrew_core::policy::Source;
 use pitcrew_core::snapshot::{Node, Object, Pod, Snapshot};
 use tracing::warn;
 
@@ -67,7 +68,9 @@ impl Store {
 
     /// Whether the first lists are complete: before that, absence means nothing.
     pub(crate) fn is_complete(&self) -> bool {
-        let optional = [Kind::ClusterPolicy, Kind::NvidiaDriver].into_iter().filter(|kind| self.tables.contains_key(kind));
+        let optional = [Kind::ClusterPolicy, Kind::NvidiaDriver]
+            .into_iter()
+            .filter(|kind| self.tables.contains_key(kind));
         REQUIRED.into_iter().chain(optional).all(|kind| self.tables.get(&kind).is_some_and(|t| t.listed))
     }
 
@@ -81,7 +84,9 @@ impl Store {
                 store.snapshot.daemon_sets.insert(ds.uid.clone(), ds.clone()).as_ref() != Some(&ds)
             }),
             Observation::Revision(event) => self.fold_kind(Kind::Revision, event, |store, object| {
-                let (Ok(identity), Some(revision)) = (view::identity(&object.metadata), view::revision(&object)) else {
+                let (Ok(identity), Some(revision)) =
+                    (view::identity(&object.metadata), view::revision(&object))
+                else {
                     return false;
                 };
                 store.snapshot.revisions.insert(identity.uid, revision.clone()).as_ref() != Some(&revision)
@@ -92,19 +97,25 @@ impl Store {
                 let budget = view::budget(&object);
                 store.snapshot.budgets.insert(name, budget.clone()).as_ref() != Some(&budget)
             }),
-            Observation::DriverPolicy(event) => self.fold_kind(Kind::DriverPolicy, event, Self::put_driver_policy),
+            Observation::DriverPolicy(event) => {
+                self.fold_kind(Kind::DriverPolicy, event, Self::put_driver_policy)
+            }
             Observation::Rollout(event) => self.fold_kind(Kind::Rollout, event, Self::put_rollout),
-            Observation::ClusterPolicy(event) => self.fold_kind(Kind::ClusterPolicy, event, |store, object| {
-                let name = object.metadata.name.clone().unwrap_or_default();
-                store.snapshot.sources.cluster_policies.insert(name, view::cluster_policy(&object));
-                true
-            }),
+            Observation::ClusterPolicy(event) => {
+                self.fold_kind(Kind::ClusterPolicy, event, |store, object| {
+                    let name = object.metadata.name.clone().unwrap_or_default();
+                    store.snapshot.sources.cluster_policies.insert(name, view::cluster_policy(&object));
+                    true
+                })
+            }
             Observation::NvidiaDriver(event) => self.fold_kind(Kind::NvidiaDriver, event, |store, object| {
                 let name = object.metadata.name.clone().unwrap_or_default();
                 let policy = object.spec.upgrade_policy;
                 store.snapshot.sources.nvidia_drivers.insert(name, policy.clone()) != Some(policy)
             }),
-            Observation::Lease(event) => self.fold_kind(Kind::Lease, event, |store, l| store.put_lease(&l, now)),
+            Observation::Lease(event) => {
+                self.fold_kind(Kind::Lease, event, |store, l| store.put_lease(&l, now))
+            }
             Observation::Deployment(event) => {
                 self.fold_kind(Kind::Deployment, event, |store, d| store.put_deployment(&d))
             }
@@ -138,7 +149,12 @@ impl Store {
         }
     }
 
-    fn fold_kind<K: Resource>(&mut self, kind: Kind, event: Event<K>, put: impl Fn(&mut Self, K) -> bool) -> Effect {
+    fn fold_kind<K: Resource>(
+        &mut self,
+        kind: Kind,
+        event: Event<K>,
+        put: impl Fn(&mut Self, K) -> bool,
+    ) -> Effect {
         match event {
             Event::Init => {
                 self.table(kind).listing = Some(BTreeSet::new());
@@ -156,7 +172,8 @@ impl Store {
             Event::Delete(object) => {
                 let name = name_of(&object);
                 let version = object.meta().resource_version.as_deref().and_then(ResourceVersion::parse);
-                let newer = self.table(kind).objects.get(&name).is_some_and(|known| Some(known.version) > version);
+                let newer =
+                    self.table(kind).objects.get(&name).is_some_and(|known| Some(known.version) > version);
                 Effect::changed(!newer && self.remove(kind, &name))
             }
         }
@@ -167,7 +184,8 @@ impl Store {
         let table = self.table(kind);
         let first = !std::mem::replace(&mut table.listed, true);
         let shown = table.listing.take().unwrap_or_default();
-        let gone: Vec<ObjectName> = table.objects.keys().filter(|name| !shown.contains(name)).cloned().collect();
+        let gone: Vec<ObjectName> =
+            table.objects.keys().filter(|name| !shown.contains(name)).cloned().collect();
         let changed = !gone.is_empty();
         for name in gone {
             self.remove(kind, &name);
@@ -276,7 +294,8 @@ impl Store {
         let holder = spec.holder_identity.filter(|holder| !holder.is_empty());
         let seconds = spec.lease_duration_seconds.unwrap_or(LEASE_SECONDS);
         self.snapshot.gpu_operator.lease = holder.map(|holder| {
-            let until = now.saturating_add(SignedDuration::from_secs(seconds.into())).unwrap_or(Timestamp::MAX);
+            let until =
+                now.saturating_add(SignedDuration::from_secs(seconds.into())).unwrap_or(Timestamp::MAX);
             (format!("lease/{name} held by {holder}"), until)
         });
         before != self.snapshot.gpu_operator.live(now)
@@ -320,6 +339,17 @@ impl Store {
         if self.is_known(Kind::DriverPolicy, &object) {
             self.apply(Kind::DriverPolicy, object, Self::put_driver_policy);
         }
+    }
+
+    /// The UID of a policy object, for events about it.
+    pub(crate) fn uid_of(&self, source: &Source) -> Option<String> {
+        let kind = match source {
+            Source::DriverPolicy(_) => Kind::DriverPolicy,
+            Source::ClusterPolicy(_) => Kind::ClusterPolicy,
+            Source::NvidiaDriver(_) => Kind::NvidiaDriver,
+        };
+        let known = self.tables.get(&kind)?.objects.get(&ObjectName::new("", source.name()))?;
+        Some(known.uid.to_string())
     }
 
     fn is_known(&mut self, kind: Kind, object: &impl Resource) -> bool {

@@ -6,7 +6,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::core::Selector;
 use pitcrew_core::api::{ClusterPolicy, Rollout as ApiRollout};
-use pitcrew_core::contract::{CONFIG_DIGEST_ENV, REVISION_LABEL, TIMEOUT_ACTION_ANNOTATION, is_relevant_annotation};
+use pitcrew_core::contract::{
+    CONFIG_DIGEST_ENV, REVISION_LABEL, TIMEOUT_ACTION_ANNOTATION, is_relevant_annotation,
+};
 use pitcrew_core::names::{NodeName, ObjectName, ResourceVersion, Uid};
 use pitcrew_core::policy::{ClusterPolicyFacts, Source};
 use pitcrew_core::selector::Labels;
@@ -49,8 +51,13 @@ fn object_name(meta: &ObjectMeta) -> ObjectName {
 
 pub(crate) fn node(object: wire::Node) -> Result<(NodeName, Node), Incomplete> {
     let Identity { name, uid, version, .. } = identity(&object.metadata)?;
-    let annotations: Labels =
-        object.metadata.annotations.unwrap_or_default().into_iter().filter(|(k, _)| is_relevant_annotation(k)).collect();
+    let annotations: Labels = object
+        .metadata
+        .annotations
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|(k, _)| is_relevant_annotation(k))
+        .collect();
     let node = Node {
         uid,
         version,
@@ -115,7 +122,8 @@ fn owner(reference: &OwnerReference) -> Owner {
 
 /// When the newest main container started, if all of them run.
 fn started(status: &wire::PodStatus) -> Option<jiff::Timestamp> {
-    let starts = status.container_statuses.iter().map(|c| c.state.running.as_ref()?.started_at.as_ref().map(|t| t.0));
+    let starts =
+        status.container_statuses.iter().map(|c| c.state.running.as_ref()?.started_at.as_ref().map(|t| t.0));
     starts.collect::<Option<Vec<_>>>()?.into_iter().max()
 }
 
@@ -143,7 +151,9 @@ fn trouble(status: &wire::PodStatus) -> Option<Trouble> {
     let containers = status.init_container_statuses.iter().chain(&status.container_statuses);
     containers.into_iter().find_map(|container| {
         let (reason, message) = match (&container.state.waiting, &container.state.terminated) {
-            (Some(waiting), _) if !matches!(waiting.reason.as_str(), "" | "ContainerCreating" | "PodInitializing") => {
+            (Some(waiting), _)
+                if !matches!(waiting.reason.as_str(), "" | "ContainerCreating" | "PodInitializing") =>
+            {
                 (waiting.reason.as_str(), waiting.message.as_str())
             }
             (_, Some(end)) if end.exit_code != 0 => (end.reason.as_str(), end.message.as_str()),
@@ -178,7 +188,11 @@ pub(crate) fn daemon_set(object: &ApiDaemonSet) -> Result<DaemonSet, Incomplete>
         on_delete: strategy == Some("OnDelete"),
         node_selector: template.and_then(|spec| spec.node_selector.clone()).unwrap_or_default(),
         rendered_by: controller(object.metadata.owner_references.as_deref()).and_then(renderer),
-        digest: env.into_iter().find(|e| e.name == CONFIG_DIGEST_ENV).and_then(|e| e.value.as_deref()).map(Into::into),
+        digest: env
+            .into_iter()
+            .find(|e| e.name == CONFIG_DIGEST_ENV)
+            .and_then(|e| e.value.as_deref())
+            .map(Into::into),
         driver_version: containers.iter().find_map(|c| DriverVersion::from_image(c.image.as_deref()?)),
     })
 }
@@ -195,7 +209,8 @@ fn renderer(reference: &OwnerReference) -> Option<Source> {
 pub(crate) fn revision(object: &wire::Revision) -> Option<TemplateRevision> {
     let owner = controller(object.metadata.owner_references.as_deref()).filter(|o| o.kind == "DaemonSet")?;
     let hash = object.metadata.labels.as_ref().and_then(|labels| labels.get(REVISION_LABEL)).cloned();
-    let from_name = || object.metadata.name.as_deref()?.strip_prefix(&owner.name)?.strip_prefix('-').map(str::to_owned);
+    let from_name =
+        || object.metadata.name.as_deref()?.strip_prefix(&owner.name)?.strip_prefix('-').map(str::to_owned);
     let hash = hash.or_else(from_name)?;
     Some(TemplateRevision { owner: owner.uid.as_str().into(), number: object.revision, hash: hash.into() })
 }

@@ -22,7 +22,7 @@ use crate::fleet::{self, Fleet};
 const EPOCH: Timestamp = Timestamp::constant(1_767_225_600, 0);
 
 /// A fleet that is not up by then will not come up. On virtual time this costs nothing.
-const READY_WITHIN: Duration = Duration::from_secs(600);
+const READY_WITHIN: Duration = Duration::from_mins(10);
 
 /// A cluster with a fleet in it.
 pub struct Cluster {

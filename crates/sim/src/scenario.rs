@@ -26,7 +26,7 @@ use crate::cluster::Cluster;
 use crate::fleet::Fleet;
 
 /// Nothing in a scenario takes longer; on virtual time this costs nothing.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 /// The label that everything is about.
 const STATE_LABEL: &str = "nvidia.com/gpu-driver-upgrade-state";
 
@@ -185,7 +185,8 @@ pub async fn play(scenario: &Scenario, cluster: Cluster) -> Result<Trace, Broken
 impl Stage {
     async fn open(scenario: &Scenario, cluster: Cluster) -> Result<Self, Broken> {
         if let Some(spec) = &scenario.policy {
-            let spec: DriverPolicySpec = serde_json::from_value(spec.clone()).map_err(|e| Broken(e.to_string()))?;
+            let spec: DriverPolicySpec =
+                serde_json::from_value(spec.clone()).map_err(|e| Broken(e.to_string()))?;
             let api = Api::<DriverPolicy>::all(cluster.admin.clone());
             api.create(&PostParams::default(), &DriverPolicy::new("gpu", spec)).await?;
         }
@@ -193,7 +194,9 @@ impl Stage {
         let recorder = tokio::spawn(record(Api::all(cluster.admin.clone()), recording.clone()));
         let mut stage = Self { cluster, scene, recording, controller: None, recorder, controllers: 0 };
         stage.start_controller();
-        stage.until("every node is upgrade-done to begin with", |scene| scene.all(State::UpgradeDone)).await?;
+        stage
+            .until("every node is upgrade-done to begin with", |scene| scene.all(State::UpgradeDone))
+            .await?;
         stage.recording.send_modify(|scene| scene.recording = true);
         Ok(stage)
     }
@@ -264,7 +267,8 @@ impl Stage {
 
     /// Waits until `holds`, which `what` describes.
     pub async fn until(&mut self, what: &str, holds: impl Fn(&Scene) -> bool) -> Outcome {
-        let came_true = matches!(timeout(PATIENCE, self.scene.wait_for(|scene| holds(scene))).await, Ok(Ok(_)));
+        let came_true =
+            matches!(timeout(PATIENCE, self.scene.wait_for(|scene| holds(scene))).await, Ok(Ok(_)));
         must(came_true, || format!("waited in vain until {what}; the nodes: {:?}", self.scene().states))
     }
 
@@ -292,7 +296,9 @@ impl Stage {
     pub async fn stands_still_for(&mut self, time: Duration) -> Outcome {
         let before = self.scene().states;
         tokio::time::sleep(time).await;
-        must(self.scene().states == before, || format!("nodes moved: {before:?} became {:?}", self.scene().states))
+        must(self.scene().states == before, || {
+            format!("nodes moved: {before:?} became {:?}", self.scene().states)
+        })
     }
 }
 

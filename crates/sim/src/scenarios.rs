@@ -27,22 +27,42 @@ pub fn all() -> Vec<Scenario> {
         scenario("one node walks through every state", fleet(1), |stage| one_node(stage).boxed()),
         scenario("ten nodes, one at a time", limits(1, json!("100%")), |stage| at_most(stage, 1).boxed()),
         scenario("ten nodes, three at a time", limits(3, json!("100%")), |stage| at_most(stage, 3).boxed()),
-        scenario("ten nodes, no limit of parallel upgrades", limits(0, json!("100%")), |stage| at_most(stage, 10).boxed()),
+        scenario("ten nodes, no limit of parallel upgrades", limits(0, json!("100%")), |stage| {
+            at_most(stage, 10).boxed()
+        }),
         scenario("max unavailable as a number", limits(0, json!(2)), |stage| at_most(stage, 2).boxed()),
-        scenario("max unavailable as a percentage", limits(0, json!("25%")), |stage| at_most(stage, 3).boxed()),
-        scenario("workloads leave and come back elsewhere", busy_fleet(), |stage| workloads_move(stage).boxed()),
+        scenario("max unavailable as a percentage", limits(0, json!("25%")), |stage| {
+            at_most(stage, 3).boxed()
+        }),
+        scenario("workloads leave and come back elsewhere", busy_fleet(), |stage| {
+            workloads_move(stage).boxed()
+        }),
         scenario("a skipped node is left out until its label goes", fleet(3), |stage| skipped(stage).boxed()),
-        scenario("a pause keeps everything and a resume goes on", limits(3, json!("100%")), |stage| paused(stage).boxed()),
+        scenario("a pause keeps everything and a resume goes on", limits(3, json!("100%")), |stage| {
+            paused(stage).boxed()
+        }),
         Scenario {
-            behaviour: Behaviour::default().with_fault(Nodes::Named("gpu-02".to_owned()), NEW, Fault::CrashLoop),
+            behaviour: Behaviour::default().with_fault(
+                Nodes::Named("gpu-02".to_owned()),
+                NEW,
+                Fault::CrashLoop,
+            ),
             policy: Some(json!({
                 "driver": {"name": "gpu", "validator": {"selector": "app=nvidia-operator-validator"}},
                 "limits": {"driverReady": "5s"},
             })),
-            ..scenario("a failed node is retried by its label", three_at_most_two_out(), |stage| retried(stage).boxed())
+            ..scenario("a failed node is retried by its label", three_at_most_two_out(), |stage| {
+                retried(stage).boxed()
+            })
         },
-        scenario("a second version while the first is under way", limits(1, json!("100%")), |stage| second_version(stage).boxed()),
-        scenario("the controller is killed half-way and another goes on", limits(3, json!("100%")), |stage| killed(stage).boxed()),
+        scenario("a second version while the first is under way", limits(1, json!("100%")), |stage| {
+            second_version(stage).boxed()
+        }),
+        scenario(
+            "the controller is killed half-way and another goes on",
+            limits(3, json!("100%")),
+            |stage| killed(stage).boxed(),
+        ),
     ]
 }
 
@@ -86,7 +106,9 @@ fn in_service(stage: &Stage) -> Outcome {
 
 async fn one_node(stage: &mut Stage) -> Outcome {
     stage.set_version(NEW).await?;
-    stage.until("the node sets out", |scene| scene.all(State::UpgradeRequired) || !scene.cordoned.is_empty()).await?;
+    stage
+        .until("the node sets out", |scene| scene.all(State::UpgradeRequired) || !scene.cordoned.is_empty())
+        .await?;
     stage.until_done().await?;
     whole_walks(stage, &stage.trace())
 }
@@ -97,7 +119,9 @@ async fn at_most(stage: &mut Stage, limit: usize) -> Outcome {
     stage.until_done().await?;
     let trace = stage.trace();
     must(trace.most_out <= limit, || format!("{} nodes were out, {limit} allowed", trace.most_out))?;
-    must(trace.most_out == limit, || format!("only {} of {limit} allowed nodes were ever out", trace.most_out))?;
+    must(trace.most_out == limit, || {
+        format!("only {} of {limit} allowed nodes were ever out", trace.most_out)
+    })?;
     whole_walks(stage, &trace)
 }
 
@@ -164,7 +188,9 @@ async fn second_version(stage: &mut Stage) -> Outcome {
     stage.set_version(NEW).await?;
     stage.until("a driver restarts", |scene| scene.state("gpu-01") == State::PodRestartRequired).await?;
     stage.set_version(NEWER).await?;
-    stage.until("the node that was under way is done", |scene| scene.state("gpu-01") == State::UpgradeDone).await?;
+    stage
+        .until("the node that was under way is done", |scene| scene.state("gpu-01") == State::UpgradeDone)
+        .await?;
     stage.until_done().await?;
     in_service(stage)?;
     let versions = stage.driver_versions().await?;
@@ -194,8 +220,14 @@ impl Stage {
         use kube::api::ListParams;
         use pitcrew_core::version::DriverVersion;
         let api = kube::Api::<Pod>::namespaced(self.cluster().admin.clone(), crate::actors::NAMESPACE);
-        let pods = api.list(&ListParams::default().labels(&format!("app={}", crate::actors::DRIVER_APP))).await?;
+        let pods =
+            api.list(&ListParams::default().labels(&format!("app={}", crate::actors::DRIVER_APP))).await?;
         let image = |pod: &Pod| pod.spec.as_ref()?.containers.first()?.image.clone();
-        Ok(pods.iter().filter_map(image).filter_map(|i| DriverVersion::from_image(&i)).map(|v| v.to_string()).collect())
+        Ok(pods
+            .iter()
+            .filter_map(image)
+            .filter_map(|i| DriverVersion::from_image(&i))
+            .map(|v| v.to_string())
+            .collect())
     }
 }

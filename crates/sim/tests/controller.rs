@@ -47,7 +47,8 @@ fn start(cluster: &Cluster, identity: &str) -> JoinHandle<()> {
 
 async fn states(cluster: &Cluster) -> BTreeMap<String, String> {
     let nodes = Api::<Node>::all(cluster.admin.clone()).list(&ListParams::default()).await.unwrap();
-    let state = |node: &Node| node.metadata.labels.as_ref().and_then(|l| l.get(STATE)).cloned().unwrap_or_default();
+    let state =
+        |node: &Node| node.metadata.labels.as_ref().and_then(|l| l.get(STATE)).cloned().unwrap_or_default();
     nodes.iter().map(|node| (node.metadata.name.clone().unwrap(), state(node))).collect()
 }
 
@@ -77,8 +78,12 @@ fn asked(api: &ApiServer) -> BTreeMap<(&'static str, String), u64> {
         .collect()
 }
 
-fn since(before: &BTreeMap<(&'static str, String), u64>, after: BTreeMap<(&'static str, String), u64>) -> BTreeMap<(&'static str, String), u64> {
-    let new = after.into_iter().map(|(key, count)| (key.clone(), count - before.get(&key).copied().unwrap_or(0)));
+fn since(
+    before: &BTreeMap<(&'static str, String), u64>,
+    after: BTreeMap<(&'static str, String), u64>,
+) -> BTreeMap<(&'static str, String), u64> {
+    let new =
+        after.into_iter().map(|(key, count)| (key.clone(), count - before.get(&key).copied().unwrap_or(0)));
     new.filter(|(_, count)| *count > 0).collect()
 }
 
@@ -98,7 +103,9 @@ async fn an_upgrade_costs_at_most_20_writes_and_3_reads_a_node() {
     let before = asked(&api);
     upgrade(&cluster).await;
     let requests = since(&before, asked(&api));
-    let count = |verbs: &[&str]| requests.iter().filter(|((verb, _), _)| verbs.contains(verb)).map(|(_, n)| n).sum::<u64>();
+    let count = |verbs: &[&str]| {
+        requests.iter().filter(|((verb, _), _)| verbs.contains(verb)).map(|(_, n)| n).sum::<u64>()
+    };
     assert!(count(&["create", "update", "patch", "delete"]) <= 20 * 20, "{requests:?}");
     assert!(count(&["get", "list"]) <= 3 * 20, "{requests:?}");
     assert_eq!(requests.get(&("delete", "pods".to_owned())), Some(&20), "{requests:?}");
@@ -121,7 +128,10 @@ async fn events_of_a_node_sort_into_the_true_sequence() {
     let (cluster, _api, _controller) = cluster(&fleet(3)).await;
     upgrade(&cluster).await;
     sleep(Duration::from_secs(1)).await;
-    let events = Api::<Event>::namespaced(cluster.admin.clone(), "default").list(&ListParams::default()).await.unwrap();
+    let events = Api::<Event>::namespaced(cluster.admin.clone(), "default")
+        .list(&ListParams::default())
+        .await
+        .unwrap();
     let of_node = events.iter().filter(|e| e.involved_object.name.as_deref() == Some("gpu-02"));
     let states: Vec<String> = of_node
         .filter(|e| e.reason.as_deref() == Some("GPUDriverUpgrade"))
@@ -130,8 +140,15 @@ async fn events_of_a_node_sort_into_the_true_sequence() {
     assert_eq!(
         states,
         [
-            "upgrade-done", "upgrade-required", "cordon-required", "wait-for-jobs-required", "pod-deletion-required",
-            "pod-restart-required", "validation-required", "uncordon-required", "upgrade-done"
+            "upgrade-done",
+            "upgrade-required",
+            "cordon-required",
+            "wait-for-jobs-required",
+            "pod-deletion-required",
+            "pod-restart-required",
+            "validation-required",
+            "uncordon-required",
+            "upgrade-done"
         ]
     );
 }
@@ -146,7 +163,11 @@ async fn an_error_stays_with_its_node() {
     cluster.set_driver_version(NEW).await.unwrap();
     sleep(Duration::from_secs(60)).await;
     let states = states(&cluster).await;
-    assert_eq!(states.values().filter(|s| *s == "upgrade-done").count(), 4, "gpu-02 keeps its old label: {states:?}");
+    assert_eq!(
+        states.values().filter(|s| *s == "upgrade-done").count(),
+        4,
+        "gpu-02 keeps its old label: {states:?}"
+    );
     api.on_request(|_| None);
     sleep(Duration::from_secs(60)).await;
     all_are(&cluster, "upgrade-done").await;
@@ -208,7 +229,10 @@ async fn with_a_live_gpu_operator_nothing_is_written_but_the_reason() {
     let written = since(&before, asked(&api));
     assert!(written.keys().all(|(_, resource)| resource == "events"), "{written:?}");
     assert!(states(&cluster).await.values().all(|s| s == "upgrade-done"));
-    let events = Api::<Event>::namespaced(cluster.admin.clone(), "default").list(&ListParams::default()).await.unwrap();
+    let events = Api::<Event>::namespaced(cluster.admin.clone(), "default")
+        .list(&ListParams::default())
+        .await
+        .unwrap();
     let said = |e: &Event| e.message.as_deref().is_some_and(|m| m.contains("a GPU Operator is live"));
     assert!(events.iter().any(said));
 }
@@ -226,7 +250,10 @@ async fn when_the_leader_dies_another_takes_over_and_never_two_lead() {
     let taken = |lease: Option<&Lease>| {
         lease.and_then(|l| l.spec.as_ref()).is_some_and(|s| s.holder_identity.as_deref() == Some("two"))
     };
-    timeout(Duration::from_secs(60), await_condition(leases, "pitcrew-controller", taken)).await.unwrap().unwrap();
+    timeout(Duration::from_secs(60), await_condition(leases, "pitcrew-controller", taken))
+        .await
+        .unwrap()
+        .unwrap();
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     all_are(&cluster, "upgrade-done").await;
     second.abort();
@@ -259,7 +286,10 @@ async fn a_controller_that_is_told_to_stop_gives_its_lease_back() {
     all_are(&cluster, "upgrade-done").await;
     stop.send(()).unwrap();
     run.await.unwrap().unwrap();
-    let lease = Api::<Lease>::namespaced(cluster.admin.clone(), "gpu-operator").get("pitcrew-controller").await.unwrap();
+    let lease = Api::<Lease>::namespaced(cluster.admin.clone(), "gpu-operator")
+        .get("pitcrew-controller")
+        .await
+        .unwrap();
     assert_eq!(lease.spec.unwrap().holder_identity.as_deref(), Some(""));
 }
 
@@ -269,8 +299,12 @@ async fn one_seed_is_one_run_event_for_event() {
     for _ in 0..2 {
         let (cluster, api, _controller) = cluster(&fleet(12)).await;
         upgrade(&cluster).await;
-        let events = Api::<Event>::namespaced(cluster.admin.clone(), "default").list(&ListParams::default()).await.unwrap();
-        let events: Vec<String> = events.iter().map(|e| format!("{:?} {:?}", e.metadata.name, e.message)).collect();
+        let events = Api::<Event>::namespaced(cluster.admin.clone(), "default")
+            .list(&ListParams::default())
+            .await
+            .unwrap();
+        let events: Vec<String> =
+            events.iter().map(|e| format!("{:?} {:?}", e.metadata.name, e.message)).collect();
         runs.push((events, api.counts()));
     }
     assert_eq!(runs[0], runs[1]);

@@ -28,7 +28,10 @@ fn main() {
             (first == embedded(&scenario)?).then_some(()).ok_or_else(|| "two runs of one seed differ".into())
         }));
         let found = binaries.is_ok();
-        trials.push(Trial::test(format!("real: {}", scenario.name), move || same_on_both(index)).with_ignored_flag(!found));
+        trials.push(
+            Trial::test(format!("real: {}", scenario.name), move || same_on_both(index))
+                .with_ignored_flag(!found),
+        );
     }
     libtest_mimic::run(&arguments, trials).exit();
 }
@@ -54,9 +57,11 @@ fn real(scenario: &Scenario) -> Result<Trace, Failed> {
             config.default_retry = false; // as in production: refusals must reach the planner at once
             kube::Client::try_from(config)
         };
-        let (admin, controller, machines) = (client(User::Admin)?, client(User::Pitcrew)?, client(User::Kubelet)?);
+        let (admin, controller, machines) =
+            (client(User::Admin)?, client(User::Pitcrew)?, client(User::Kubelet)?);
         let cluster =
-            Cluster::real(admin, controller, machines, &scenario.fleet, SEED, scenario.behaviour.clone()).await?;
+            Cluster::real(admin, controller, machines, &scenario.fleet, SEED, scenario.behaviour.clone())
+                .await?;
         Ok(play(scenario, cluster).await?)
     })
 }

@@ -333,7 +333,8 @@ fn write_files(data: &Path, ports: Ports) -> io::Result<Access> {
 /// Ports that were free a moment ago. They lie below those that the kernel gives to outgoing connections: one of
 /// those could take a port back before its server has it.
 fn free_ports() -> io::Result<Ports> {
-    let first = PORTS.start + u16::try_from(std::process::id() % u32::from(PORTS.end - PORTS.start)).unwrap_or(0);
+    let first =
+        PORTS.start + u16::try_from(std::process::id() % u32::from(PORTS.end - PORTS.start)).unwrap_or(0);
     let candidates = (first..PORTS.end).chain(PORTS.start..first);
     let mut held = Vec::new();
     for port in candidates {
