@@ -20,7 +20,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Object, Rollout, Snapshot};
 
 /// Progress is told at most this often; the beginning and the end at once.
-const PACE: SignedDuration = SignedDuration::from_secs(2);
+const PACE: SignedDuration = SignedDuration::from_secs(10);
 
 /// The rollout that visits of this pool belong to: the newest if it has this target, else the one to come.
 pub(super) fn current(
@@ -183,10 +183,12 @@ fn failures(done: &PoolPlan) -> Vec<RolloutFailure> {
 
 /// A DriverPolicy gets its answer in its status; other people's objects get an event if they are not followed.
 fn policy_status(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &mut Plan) {
-    let (ready, message) = match &done.status {
-        PoolStatus::Frozen(why) => (false, why.clone()),
-        PoolStatus::Paused => (true, "paused: autoUpgrade is false".to_owned()),
-        PoolStatus::Active => (true, "in force".to_owned()),
+    let contested = done.nodes.values().find(|verdict| matches!(verdict.reason, Reason::TwoPolicies { .. }));
+    let (ready, message) = match (&done.status, contested) {
+        (PoolStatus::Frozen(why), _) => (false, why.clone()),
+        (_, Some(verdict)) => (false, format!("nodes are {}", verdict.reason)),
+        (PoolStatus::Paused, None) => (true, "paused: autoUpgrade is false".to_owned()),
+        (PoolStatus::Active, None) => (true, "in force".to_owned()),
     };
     let Source::DriverPolicy(name) = &pool.source else {
         if !ready {
