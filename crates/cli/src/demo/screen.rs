@@ -216,7 +216,9 @@ impl Page<'_> {
             Some(ends) => format!("ETA {}", clock(ends.duration_since(self.now).as_secs())),
             None => "ETA …".to_owned(),
         };
-        let out = [format!("out now {} {limits}", slots.out), format!("out {} {limits}", slots.out)];
+        let (out, at_most) = (slots.out, slots.at_most());
+        let shorter = format!("out {out} of at most {at_most} ({written} = {nodes}{parallel})");
+        let out = [format!("out now {out} {limits}"), format!("out {out} {limits}"), shorter];
         Line::from(self.ends_of_line(&out, &eta))
     }
 
@@ -305,7 +307,8 @@ impl Page<'_> {
     /// How many lines the picture of the fleet takes, with the blank one above it; none if there is no room.
     fn fleet_lines(&self) -> usize {
         let lines = self.view.places.len().div_ceil(self.fleet_columns());
-        if self.height >= TALL && lines <= FLEET_LINES_MAX { lines + 1 } else { 0 }
+        let fits = self.height >= TALL && lines <= FLEET_LINES_MAX.min(self.height / 4);
+        if fits { lines + 1 } else { 0 }
     }
 
     fn fleet_columns(&self) -> usize {

@@ -93,8 +93,11 @@ fn shorten_name(word: &str) -> String {
     format!("{head}…{tail}{mark}")
 }
 
-/// `nvidia…x7k2p:` → `…:`: the sentence around it says more.
+/// `nvidia…x7k2p:` → `…:`: the sentence around it says more. Budgets have a short name that everybody knows.
 fn drop_name(word: &str) -> String {
+    if let Some(budget) = word.strip_prefix("poddisruptionbudget/") {
+        return format!("PDB {budget}");
+    }
     let (name, mark) = split_mark(word);
     if name.contains('…') { format!("…{mark}") } else { word.to_owned() }
 }
@@ -155,6 +158,7 @@ mod tests {
         assert_eq!(fit("evicting pod llm/chat-1-7d9f", 20), "evicting pod chat-1…");
         let budget = "pod llm/chat-1-7d9f5c4b8-x2x9p cannot leave: poddisruptionbudget/llm/chat-1 wants 3";
         assert_eq!(fit(budget, 70), "pod chat-1…x2x9p cannot leave: poddisruptionbudget/chat-1 wants 3");
+        assert_eq!(fit(budget, 40), "pod … cannot leave: PDB chat-1 wants 3");
     }
 
     #[test]
