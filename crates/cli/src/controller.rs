@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use kube::Client;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use pitcrew_controller::{Clock, Config, Controller, preflight, serve};
 use pitcrew_core::contract::DEFAULT_NAMESPACE;
 use tokio::net::TcpListener;
@@ -85,7 +85,7 @@ async fn cluster_config(args: &Args) -> anyhow::Result<kube::Config> {
     let options = KubeConfigOptions { context: args.context.clone(), ..KubeConfigOptions::default() };
     if let Some(file) = &args.kubeconfig {
         let unusable = || format!("cannot use kubeconfig {}", file.display());
-        let kubeconfig = Kubeconfig::read_from(file).with_context(unusable)?;
+        let kubeconfig = Kubeconfig::read_from(file).map_err(plainly).with_context(unusable)?;
         return kube::Config::from_custom_kubeconfig(kubeconfig, &options).await.with_context(unusable);
     }
     let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
@@ -94,6 +94,21 @@ async fn cluster_config(args: &Args) -> anyhow::Result<kube::Config> {
     }
     let advice = "cannot find a usable kubeconfig (name one with --kubeconfig FILE, or set KUBECONFIG)";
     kube::Config::from_kubeconfig(&options).await.context(advice)
+}
+
+/// Without the path, which the client quotes once more, and without the excerpt of the file, which may hold secrets.
+fn plainly(error: KubeconfigError) -> anyhow::Error {
+    match error {
+        KubeconfigError::ReadConfig(source, _) => source.into(),
+        KubeconfigError::Parse(error) => {
+            let text = error.to_string();
+            anyhow!(
+                "it is not valid YAML: {}",
+                text.lines().next().unwrap_or_default().trim_start_matches("error: ")
+            )
+        }
+        other => other.into(),
+    }
 }
 
 /// Resolves at SIGTERM or ctrl-c.

@@ -33,7 +33,8 @@ pub(crate) fn sentence(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
         other => {
-            let mut text = other.to_string();
+            // The kind of the client's error says nothing to a reader; what it wraps does.
+            let mut text = other.to_string().trim_start_matches("ServiceError: ").to_owned();
             let mut source = std::error::Error::source(other);
             while let Some(cause) = source {
                 let cause_text = cause.to_string();

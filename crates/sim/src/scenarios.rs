@@ -141,6 +141,7 @@ async fn workloads_move(stage: &mut Stage) -> Outcome {
 async fn skipped(stage: &mut Stage) -> Outcome {
     stage.label("gpu-02", SKIP_LABEL, Some("true")).await?;
     stage.set_version(NEW).await?;
+    stage.until("every node is due", |scene| scene.count(State::UpgradeDone) == 0).await?;
     stage
         .until("the others are done", |scene| {
             scene.count(State::UpgradeDone) == 2 && scene.state("gpu-02") == State::UpgradeRequired

@@ -55,17 +55,18 @@ impl Candidate<'_> {
 }
 
 impl Ledger {
-    pub(super) fn open(total: usize, policy: &Policy) -> Self {
+    pub(super) fn open(policy: &Policy) -> Self {
         Self {
-            total,
             max_parallel: Some(policy.max_parallel).filter(|limit| *limit > 0),
             max_unavailable: Some(policy.max_unavailable),
-            max_out: policy.max_unavailable.of(total),
             ..Self::default()
         }
     }
 
+    /// Enters one node of the pool. All are in before the first slot is granted.
     pub(super) fn count(&mut self, node: &NodeName, moving: bool, out: bool, foreign: bool) {
+        self.total += 1;
+        self.max_out = self.max_unavailable.map_or(self.max_out, |amount| amount.of(self.total));
         self.moving += usize::from(moving);
         self.out += usize::from(out);
         if foreign {

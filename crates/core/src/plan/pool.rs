@@ -71,6 +71,12 @@ pub(super) struct Member<'a> {
     pub(super) target: Option<&'a RevisionHash>,
     pub(super) sync: Freshness,
     pub(super) standing: Standing<'a>,
+    /// The driver pod runs and says that it is ready.
+    pub(super) driver_ready: bool,
+    /// Somebody asks for a walk although the driver is up to date: a person, or a driver that waits for a safe load.
+    pub(super) asked_for: bool,
+    /// The node says that an upgrade controller looks after it.
+    pub(super) announced: bool,
     /// What the ledger says about a start.
     pub(super) start: Start,
     pods: Option<&'a BTreeMap<ObjectName, Pod>>,
@@ -131,11 +137,6 @@ impl<'a> Member<'a> {
         self.pods.into_iter().flat_map(BTreeMap::values)
     }
 
-    /// The driver pod runs and says that it is ready.
-    pub(super) fn driver_ready(&self) -> bool {
-        self.pod.is_some_and(|pod| pod.ready && pod.deleting.is_none())
-    }
-
     /// Out of service, or about to be.
     fn counts_as_out(&self, pending: Option<State>) -> bool {
         self.node.is_out() || self.state().in_flight() || pending.is_some_and(State::in_flight)
@@ -171,11 +172,11 @@ pub(super) fn plan_pool<'a>(
     let rivals = others.filter_map(|other| other.policy.as_ref().ok()).collect();
     let view = View { snapshot, pool, policy, targets, rollout, rivals };
     let status = status(&view, &daemon_sets, plan);
-    let mut members = members(&view, &daemon_sets);
-    let ledger = ledger(&view, &mut members, &pass.claims, &status);
+    let (members, ledger) = muster(&view, &daemon_sets, &pass.claims, &status);
 
     let mut result = empty(status);
     let mut verdicts = Vec::with_capacity(members.len());
+    plan.actions.reserve(ledger.granted.len() + ledger.moving);
     for member in &members {
         let conflict = pass.claims.get(&(&pool.driver, member.name));
         let mut decision = walk::decide(&view, member, &ledger, &result.status, conflict, &mut pass.budgets);
@@ -277,7 +278,7 @@ fn target_map(
 }
 
 /// The nodes that should run this driver, or do, or are on a visit for it.
-fn members<'a>(view: &View<'a>, daemon_sets: &[&'a DaemonSet]) -> Vec<Member<'a>> {
+fn members<'v, 'a>(view: &'v View<'a>, daemon_sets: &'v [&'a DaemonSet]) -> impl Iterator<Item = Member<'a>> {
     let uids: BTreeSet<&Uid> = daemon_sets.iter().map(|ds| &ds.uid).collect();
     // Both maps are in order of node names, so one walk over them finds every node's pods without a search for each.
     let mut pods = view.snapshot.pods.iter().peekable();
@@ -286,7 +287,7 @@ fn members<'a>(view: &View<'a>, daemon_sets: &[&'a DaemonSet]) -> Vec<Member<'a>
         (name, node, pods.next_if(|(other, _)| *other == name).map(|(_, pods)| pods))
     });
     let selected = with_pods.filter(|(_, node, _)| view.policy.selects(&node.labels));
-    selected.filter_map(|(name, node, pods)| member(view, name, node, pods, daemon_sets, &uids)).collect()
+    selected.filter_map(move |(name, node, pods)| member(view, name, node, pods, daemon_sets, &uids))
 }
 
 fn member<'a>(
@@ -318,8 +319,22 @@ fn member<'a>(
         return None;
     }
     let target = daemon_set.and_then(|ds| view.targets.get(&ds.uid).copied().flatten());
-    let (sync, start) = (freshness(pod, target), Start::NotDue);
-    Some(Member { name, node, daemon_set, pod, target, sync, standing, start, pods })
+    let annotation = |key: &String| node.annotations.get(key).map(String::as_str);
+    let asks = |key: &String| annotation(key).is_some_and(|v| !v.is_empty());
+    Some(Member {
+        name,
+        node,
+        daemon_set,
+        pod,
+        target,
+        sync: freshness(pod, target),
+        standing,
+        driver_ready: pod.is_some_and(|pod| pod.ready && pod.deleting.is_none()),
+        asked_for: annotation(&policy.keys.requested) == Some("true") || asks(&policy.keys.safe_load),
+        announced: annotation(&policy.keys.enabled).is_some(),
+        start: Start::NotDue,
+        pods,
+    })
 }
 
 fn freshness(pod: Option<&Pod>, target: Option<&RevisionHash>) -> Freshness {
@@ -380,7 +395,14 @@ fn claims<'a>(snapshot: &'a Snapshot, pools: &'a [Pool]) -> Claims<'a> {
     claims
 }
 
-fn ledger(view: &View<'_>, members: &mut [Member<'_>], claims: &Claims<'_>, status: &PoolStatus) -> Ledger {
+/// Finds the pool's nodes and settles who may start. A fleet does not fit into the processor's caches, so all facts
+/// about a node are looked at together, once; what is decided later finds them in the [`Member`].
+fn muster<'a>(
+    view: &View<'a>,
+    daemon_sets: &[&'a DaemonSet],
+    claims: &Claims<'_>,
+    status: &PoolStatus,
+) -> (Vec<Member<'a>>, Ledger) {
     let policy = view.policy;
     let (quiet, smooth) = (view.snapshot.in_flight.is_empty(), view.snapshot.setbacks.is_empty());
     let pending = |member: &Member<'_>| -> Option<State> {
@@ -399,28 +421,28 @@ fn ledger(view: &View<'_>, members: &mut [Member<'_>], claims: &Claims<'_>, stat
         let setback = view.snapshot.setbacks.get(&Object::Node(member.name.clone()));
         setback.is_some_and(|s| matches!(s.kind, SetbackKind::Error(_)) && s.retry_at > view.snapshot.now)
     };
-    let mut ledger = Ledger::open(members.len(), policy);
-    let mut candidates = Vec::new();
-    for (index, member) in members.iter_mut().enumerate() {
-        let pending = pending(member);
+    let mut ledger = Ledger::open(policy);
+    let (mut mustered, mut candidates) = (Vec::with_capacity(view.snapshot.nodes.len()), Vec::new());
+    for (index, mut member) in members(view, daemon_sets).enumerate() {
+        let pending = pending(&member);
         let moving = member.state().in_flight() || pending.is_some_and(State::in_flight);
         // Of those out, the ones on a visit are ours; all others were taken out by somebody else.
         let foreign = member.counts_as_out(pending) && !moving && member.walk().is_none();
         ledger.count(member.name, moving, member.counts_as_out(pending), foreign);
         let claimed = claims.contains_key(&(&view.pool.driver, member.name));
-        let ready = !claimed && pending.is_none() && !refuses(member);
-        if *status != PoolStatus::Active || !ready || member.state() != State::UpgradeRequired {
-            continue;
+        let ready = *status == PoolStatus::Active && !claimed && pending.is_none() && !refuses(&member);
+        if ready && member.state() == State::UpgradeRequired {
+            match walk::may_start(view, &member) {
+                Ok(()) => candidates.push(candidate(view, index, &member)),
+                Err(reason) => member.start = Start::No(reason),
+            }
         }
-        match walk::may_start(view, member) {
-            Ok(()) => candidates.push(candidate(view, index, member)),
-            Err(reason) => member.start = Start::No(reason),
-        }
+        mustered.push(member);
     }
     for (index, start) in ledger.grant(candidates) {
-        members[index].start = start;
+        mustered[index].start = start;
     }
-    ledger
+    (mustered, ledger)
 }
 
 fn candidate<'a>(view: &View<'a>, index: usize, member: &Member<'a>) -> Candidate<'a> {
@@ -432,7 +454,7 @@ fn candidate<'a>(view: &View<'a>, index: usize, member: &Member<'a>) -> Candidat
     Candidate {
         index,
         name: member.name,
-        healthy: member.driver_ready(),
+        healthy: member.driver_ready,
         already_out: member.node.is_out(),
         pods,
         devices,

@@ -17,9 +17,10 @@ use crate::snapshot::{Budget, LEAVING_TRUST, Object, Pod, Snapshot};
 
 /// Whether a pod keeps the device busy. Finished and mirror pods do not.
 pub fn uses_device(devices: &[Pattern], pod: &Pod) -> bool {
-    !pod.is_finished()
+    // Most pods ask for nothing; that is seen without a look at the rest of the pod.
+    pod.resources.iter().any(|(resource, _)| devices.iter().any(|pattern| pattern.matches(resource)))
+        && !pod.is_finished()
         && !pod.mirror
-        && pod.resources.iter().any(|(resource, _)| devices.iter().any(|pattern| pattern.matches(resource)))
 }
 
 /// How far a removal is.
@@ -141,17 +142,18 @@ impl<'a> BudgetBook<'a> {
         book
     }
 
-    fn of(&self, pod: &Pod) -> impl Iterator<Item = (&'a ObjectName, &'a Budget)> {
-        let namespace = pod.name.namespace.clone();
+    fn of<'p>(&self, pod: &'p Pod) -> impl Iterator<Item = (&'a ObjectName, &'a Budget)> + use<'a, 'p> {
+        let namespace = &pod.name.namespace;
         let first = ObjectName { namespace: namespace.clone(), name: "".into() };
-        let labels = pod.labels.clone();
-        self.budgets.range(first..).take_while(move |(name, _)| name.namespace == namespace).filter(
-            move |(_, budget)| budget.selector.as_ref().is_some_and(|selector| selector.matches(&labels)),
-        )
+        let selects =
+            |budget: &Budget| budget.selector.as_ref().is_some_and(|selector| selector.matches(&pod.labels));
+        let in_namespace =
+            self.budgets.range(first..).take_while(move |(name, _)| name.namespace == *namespace);
+        in_namespace.filter(move |(_, budget)| selects(budget))
     }
 
     fn spend(&mut self, pod: &Pod) {
-        for (name, _) in self.of(pod).collect::<Vec<_>>() {
+        for (name, _) in self.of(pod) {
             *self.spent.entry(name).or_default() += 1;
         }
     }

@@ -32,7 +32,7 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
     let sync = member.sync;
     // A failed attempt's pod is replaced even if its revision is right: that is what a retry is for.
     let retried = walk.replace.as_ref() == Some(&pod.uid);
-    if sync == Freshness::InSync && member.driver_ready() && !retried && !waits_for_safe_load(view, member) {
+    if sync == Freshness::InSync && member.driver_ready && !retried && !waits_for_safe_load(view, member) {
         let next = State::ValidationRequired;
         let target = walk::target_of(member, walk).clone();
         return go(view, member, next, Some(Walk { target, ..walk.enter(next, view.snapshot.now) }));

@@ -57,8 +57,7 @@ enum Missing<'a> {
 }
 
 fn missing<'a>(view: &View<'a>, member: &Member<'a>) -> Missing<'a> {
-    let Some(driver) = member.pod.filter(|_| member.driver_ready() && member.sync == Freshness::InSync)
-    else {
+    let Some(driver) = member.pod.filter(|_| member.driver_ready && member.sync == Freshness::InSync) else {
         return Missing::Other("the driver pod is not ready any more".to_owned());
     };
     let Some(selector) = &view.policy.validator else { return Missing::Nothing };

@@ -177,7 +177,7 @@ fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Le
     match state {
         State::Unknown | State::UpgradeDone => compare(view, member, state),
         State::UpgradeRequired => {
-            if in_service_and_current(view, member) {
+            if in_service_and_current(member) {
                 return go(view, member, State::UpgradeDone, None);
             }
             start(view, member, ledger)
@@ -198,14 +198,15 @@ fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Le
 
 /// `unknown` and `upgrade-done`: is the driver what it should be?
 fn compare(view: &View<'_>, member: &Member<'_>, state: State) -> Decision {
-    let asked = asked_for(view, member);
     match member.sync {
         Freshness::Outdated => go(view, member, State::UpgradeRequired, None),
-        Freshness::InSync | Freshness::Orphaned if asked => go(view, member, State::UpgradeRequired, None),
-        Freshness::InSync | Freshness::Orphaned if member.driver_ready() && state == State::Unknown => {
+        Freshness::InSync | Freshness::Orphaned if member.asked_for => {
+            go(view, member, State::UpgradeRequired, None)
+        }
+        Freshness::InSync | Freshness::Orphaned if member.driver_ready && state == State::Unknown => {
             go(view, member, State::UpgradeDone, None)
         }
-        Freshness::InSync | Freshness::Orphaned if member.driver_ready() => announce_ourselves(view, member),
+        Freshness::InSync | Freshness::Orphaned if member.driver_ready => announce_ourselves(view, member),
         Freshness::InSync | Freshness::Orphaned => {
             let pod = member.pod.map(|pod| (pod.name.clone(), restart::says(pod)));
             pod.map_or_else(
@@ -230,20 +231,13 @@ fn revision_pending(member: &Member<'_>) -> Reason {
     )
 }
 
-fn in_service_and_current(view: &View<'_>, member: &Member<'_>) -> bool {
-    member.sync == Freshness::InSync && member.driver_ready() && !asked_for(view, member)
-}
-
-/// Somebody asks for a walk although the driver is up to date: a person, or a driver that waits for a safe load.
-fn asked_for(view: &View<'_>, member: &Member<'_>) -> bool {
-    let keys = &view.policy.keys;
-    let annotation = |key: &String| member.node.annotations.get(key).map(String::as_str);
-    annotation(&keys.requested) == Some("true") || annotation(&keys.safe_load).is_some_and(|v| !v.is_empty())
+fn in_service_and_current(member: &Member<'_>) -> bool {
+    member.sync == Freshness::InSync && member.driver_ready && !member.asked_for
 }
 
 /// Without an operator that says so, driver-managers must learn from us that a controller looks after the node.
 fn announce_ourselves(view: &View<'_>, member: &Member<'_>) -> Decision {
-    if member.node.annotations.contains_key(&view.policy.keys.enabled) {
+    if member.announced {
         return Decision::stay(Reason::UpToDate);
     }
     let patch = NodePatch {
@@ -447,7 +441,7 @@ fn remove(
 
 /// `uncordon-required`: ONE patch: undo what is ours, drop the record.
 fn release(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> Decision {
-    if member.sync != Freshness::InSync || !member.driver_ready() {
+    if member.sync != Freshness::InSync || !member.driver_ready {
         // It was fine a moment ago. Nothing goes back into service on that.
         let back = State::ValidationRequired;
         return go(view, member, back, Some(walk.enter(back, view.snapshot.now)));
@@ -467,7 +461,7 @@ fn failed(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
     }
     let Some(failure) = &walk.failure else { return Decision::stay(Reason::FailedWithoutRecord) };
     let replaced = member.pod.is_some_and(|pod| Some(&pod.uid) != failure.pod.as_ref());
-    if replaced && member.sync == Freshness::InSync && member.driver_ready() {
+    if replaced && member.sync == Freshness::InSync && member.driver_ready {
         let next = State::ValidationRequired;
         return go(view, member, next, Some(walk.enter(next, now)));
     }
@@ -533,7 +527,7 @@ fn with_walk(view: &View<'_>, visit: &Visit, walk: Walk) -> Visit {
 fn base_patch(view: &View<'_>, member: &Member<'_>, to: State) -> NodePatch {
     let keys = &view.policy.keys;
     let mut annotations = BTreeMap::new();
-    if !member.node.annotations.contains_key(&keys.enabled) {
+    if !member.announced {
         annotations.insert(keys.enabled.clone(), Some("true".to_owned()));
     }
     NodePatch {
