@@ -87,7 +87,7 @@ pub(super) enum Start {
     /// The node is not at the point where it would start.
     NotDue,
     /// It could not start if it had a slot.
-    No(Reason),
+    No(Box<Reason>),
     Granted,
     /// So many nodes are before it.
     Waits {
@@ -102,7 +102,7 @@ pub(super) enum Standing<'a> {
     /// It is not: the label is the truth.
     Label(State),
     /// Nobody can tell, or only the label could.
-    Held(Reason, State),
+    Held(Box<Reason>, State),
 }
 
 /// How a driver pod compares with what it should be.
@@ -350,7 +350,7 @@ fn standing<'a>(policy: &Policy, node: &'a Node) -> Standing<'a> {
     match &node.visit {
         Some(Err(unreadable)) => {
             let reason = Reason::VisitUnreadable { why: unreadable.to_string() };
-            return Standing::Held(reason, label_state(policy, node).unwrap_or_default());
+            return Standing::Held(Box::new(reason), label_state(policy, node).unwrap_or_default());
         }
         Some(Ok(visit)) => {
             if let Some(walk) = visit.drivers.get(&policy.driver) {
@@ -361,7 +361,7 @@ fn standing<'a>(policy: &Policy, node: &'a Node) -> Standing<'a> {
     }
     match label_state(policy, node) {
         Ok(state) => Standing::Label(state),
-        Err(reason) => Standing::Held(reason, State::Unknown),
+        Err(reason) => Standing::Held(Box::new(reason), State::Unknown),
     }
 }
 
@@ -434,7 +434,7 @@ fn muster<'a>(
         if ready && member.state() == State::UpgradeRequired {
             match walk::may_start(view, &member) {
                 Ok(()) => candidates.push(candidate(view, index, &member)),
-                Err(reason) => member.start = Start::No(reason),
+                Err(reason) => member.start = Start::No(Box::new(reason)),
             }
         }
         mustered.push(member);

@@ -61,7 +61,7 @@ pub(super) fn decide(
         return wait;
     }
     match &member.standing {
-        Standing::Held(reason, _) => Decision::stay(reason.clone()),
+        Standing::Held(reason, _) => Decision::stay(Reason::clone(reason)),
         _ if *status == PoolStatus::Paused => pause(view, member),
         Standing::Label(state) => outside_visit(view, member, *state, ledger),
         Standing::Visit(visit, walk) => during_visit(view, member, visit, walk, ledger, budgets),
@@ -256,7 +256,7 @@ fn start(view: &View<'_>, member: &Member<'_>, ledger: &Ledger) -> Decision {
             let next = member.walk().map(|walk| walk.enter(State::CordonRequired, view.snapshot.now));
             return go(view, member, State::CordonRequired, next);
         }
-        Start::No(reason) => return Decision::stay(reason.clone()),
+        Start::No(reason) => return Decision::stay(Reason::clone(reason)),
         Start::Waits { ahead } => *ahead,
         Start::NotDue => ledger.waiting.len(),
     };

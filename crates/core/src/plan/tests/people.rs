@@ -242,6 +242,7 @@ fn a_node_with_an_unreadable_record_keeps_its_slot() {
         .with(node("n").outdated().at(State::PodRestartRequired))
         .with(node("other").outdated().at(State::UpgradeRequired));
     fleet.set_record("n", "scribble");
+    fleet.settle();
     assert_eq!(fleet.told("-> cordon-required"), [""; 0]);
     assert_eq!(fleet.why("other"), "next slot; maxParallelUpgrades is 1");
 }

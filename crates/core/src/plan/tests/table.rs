@@ -269,7 +269,7 @@ fn restart_and_validation() {
         case(UncordonRequired, "driver not ready any more", n().at(UncordonRequired)).but(starting),
         case(UncordonRequired, "a newer version came", n().at(UncordonRequired))
             .but(|f| f.publish("gpu", 3, "newer")),
-        case(UpgradeFailed, "nothing changed", n().at(UpgradeFailed)),
+        case(UpgradeFailed, "nothing changed", n().at(UpgradeFailed)).but(starting),
         case(UpgradeFailed, "the same pod recovered", n().at(UpgradeFailed)),
         case(UpgradeFailed, "a newer version came", n().at(UpgradeFailed))
             .but(|f| f.publish("gpu", 3, "newer")),
