@@ -55,9 +55,14 @@ pub fn all() -> Vec<Scenario> {
                 retried(stage).boxed()
             })
         },
-        scenario("a second version while the first is under way", limits(1, json!("100%")), |stage| {
-            second_version(stage).boxed()
-        }),
+        // Which nodes are done when the second version comes would be a matter of milliseconds, so the first never comes
+        // up: the one node under way waits for it.
+        Scenario {
+            behaviour: Behaviour::default().with_fault(Nodes::All, NEW, Fault::Hang),
+            ..scenario("a second version while the first is under way", limits(1, json!("100%")), |stage| {
+                second_version(stage).boxed()
+            })
+        },
         scenario(
             "the controller is killed half-way and another goes on",
             limits(3, json!("100%")),
@@ -184,18 +189,14 @@ async fn retried(stage: &mut Stage) -> Outcome {
     in_service(stage)
 }
 
-/// Which nodes are done when the second version comes is a matter of milliseconds, so only what is certain is told.
 async fn second_version(stage: &mut Stage) -> Outcome {
     stage.set_version(NEW).await?;
-    stage.until("a driver restarts", |scene| scene.state("gpu-01") == State::PodRestartRequired).await?;
+    stage.until("a driver restarts", |scene| scene.count(State::PodRestartRequired) == 1).await?;
     stage.set_version(NEWER).await?;
-    stage
-        .until("the node that was under way is done", |scene| scene.state("gpu-01") == State::UpgradeDone)
-        .await?;
     stage.until_done().await?;
-    in_service(stage)?;
     let versions = stage.driver_versions().await?;
-    must(versions.iter().all(|v| v == NEWER), || format!("drivers are {versions:?}"))
+    must(versions.iter().all(|v| v == NEWER), || format!("drivers are {versions:?}"))?;
+    whole_walks(stage, &stage.trace())
 }
 
 async fn killed(stage: &mut Stage) -> Outcome {
