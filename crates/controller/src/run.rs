@@ -33,9 +33,11 @@ use crate::store::{Effect, Store};
 
 /// What comes in within this time is judged together.
 const COALESCE: Duration = Duration::from_millis(5);
-/// A pass looks at every node. With this much more time for each, planning takes a few percent of one core at most,
-/// however large the fleet and however much happens in it.
-const COALESCE_PER_NODE: Duration = Duration::from_micros(100);
+/// A pass looks at every node, and what there is to look at grows with the nodes too. With this much more time for each
+/// pair of nodes, the work of a whole upgrade grows with the fleet and not with its square, …
+const COALESCE_PER_PAIR: Duration = Duration::from_nanos(500);
+/// … and even in the largest fleets nothing waits longer than this to be seen.
+const COALESCE_MAX: Duration = Duration::from_millis(500);
 /// At the end, what is under way gets this long to be answered.
 const LAST_ANSWERS: Duration = Duration::from_secs(6);
 
@@ -189,7 +191,7 @@ impl Loop {
 
     fn coalesce(&self) -> Duration {
         let nodes = u32::try_from(self.store.snapshot.nodes.len()).unwrap_or(u32::MAX);
-        COALESCE + COALESCE_PER_NODE.saturating_mul(nodes)
+        (COALESCE + COALESCE_PER_PAIR.saturating_mul(nodes.saturating_mul(nodes))).min(COALESCE_MAX)
     }
 
     fn pass_soon(&mut self) {

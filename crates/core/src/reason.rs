@@ -228,6 +228,14 @@ impl Reason {
         }
     }
 
+    /// How many nodes are before this one, if it waits in the line for a slot.
+    pub fn ahead(&self) -> Option<usize> {
+        match self {
+            Reason::NoSlot { ahead, .. } => Some(*ahead),
+            _ => None,
+        }
+    }
+
     /// How a node with this reason feels.
     pub fn kind(&self) -> Kind {
         match self {

@@ -50,9 +50,9 @@ pub(crate) struct Args {
     /// Chance: the same seed gives the same run
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// maxParallelUpgrades of the policy; 0 sets no limit, maxUnavailable 25% still does
-    #[arg(long, value_name = "N", default_value_t = 4, allow_negative_numbers = true, value_parser = max_parallel)]
-    max_parallel: u32,
+    /// maxParallelUpgrades of the policy; 0 sets no limit, maxUnavailable 25% still does [default: a sixth of the nodes]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = max_parallel)]
+    max_parallel: Option<u32>,
     /// Print the figures as one JSON object at the end and nothing else; instant unless --speed is given
     #[arg(short, long, value_enum)]
     output: Option<Output>,
@@ -76,8 +76,9 @@ fn max_parallel(text: &str) -> Result<u32, String> {
 /// Runs the demo and shows it.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let stopwatch = Stopwatch::start();
-    let mut story =
-        Story { nodes: args.nodes, seed: args.seed, max_parallel: args.max_parallel, speed: args.speed };
+    let a_sixth = || u32::try_from(args.nodes.div_ceil(6)).unwrap_or(u32::MAX);
+    let max_parallel = args.max_parallel.unwrap_or_else(a_sixth);
+    let mut story = Story { nodes: args.nodes, seed: args.seed, max_parallel, speed: args.speed };
     if story.speed.is_none() && !args.instant && args.output.is_none() {
         story.speed = Some(story.usual_speed());
     }

@@ -109,7 +109,7 @@ impl View {
         // Trouble first. A node on its way may wait for a moment: that must not change its place in the table.
         rows.sort_unstable();
         waiting.sort_by_cached_key(|index| {
-            pool.ledger.waiting.get(&names[*index]).copied().unwrap_or(usize::MAX)
+            pool.nodes.get(&names[*index]).and_then(|verdict| verdict.reason.ahead()).unwrap_or(usize::MAX)
         });
         let more_rows = rows.len().saturating_sub(ROWS_MAX);
         let row = |index: usize| Row::of(record, snapshot, pool, &names[index]);

@@ -3,8 +3,6 @@
 //! `free = min(maxParallelUpgrades − moving, maxUnavailable − out)`. Nodes that somebody else took out count as out.
 //! A node that is out already costs no more of `maxUnavailable`, but it starts only through here, like any other.
 
-use std::collections::BTreeMap;
-
 use super::pool::Start;
 use crate::names::NodeName;
 use crate::policy::{Amount, Policy};
@@ -27,17 +25,17 @@ pub struct Ledger {
     pub max_unavailable: Option<Amount>,
     /// `maxUnavailable` in nodes.
     pub max_out: usize,
-    /// Those that start now, with their place in the order.
-    pub granted: BTreeMap<NodeName, usize>,
-    /// Those that wait, with the number of nodes before them.
-    pub waiting: BTreeMap<NodeName, usize>,
+    /// Those that start now, in their order.
+    pub granted: Vec<NodeName>,
+    /// How many wait; each one's place is in its reason.
+    pub waiting: usize,
     /// Of those that start now, the ones that were in service until now.
     newly_out: usize,
 }
 
 /// A node that would start if it could.
 pub(super) struct Candidate<'a> {
-    /// Its place among the pool's members.
+    /// Its place among the pool's members, who are in the order of their names.
     pub(super) index: usize,
     pub(super) name: &'a NodeName,
     pub(super) healthy: bool,
@@ -49,8 +47,8 @@ pub(super) struct Candidate<'a> {
 
 impl Candidate<'_> {
     /// Broken nodes first, then the cheapest disruption, the controller's own node last, then by name.
-    fn rank(&self) -> (bool, bool, u32, u32, &NodeName) {
-        (self.own, self.healthy, self.pods, self.devices, self.name)
+    fn rank(&self) -> (bool, bool, u32, u32, usize) {
+        (self.own, self.healthy, self.pods, self.devices, self.index)
     }
 }
 
@@ -83,10 +81,9 @@ impl Ledger {
 
     /// Gives slots to candidates in their order, as long as both limits allow.
     pub(super) fn grant(&mut self, mut candidates: Vec<Candidate<'_>>) -> Vec<(usize, Start)> {
-        candidates.sort_by(|a, b| a.rank().cmp(&b.rank()));
+        candidates.sort_unstable_by_key(Candidate::rank);
         let mut moving = self.moving;
-        let (mut granted, mut waiting, mut starts) =
-            (Vec::new(), Vec::new(), Vec::with_capacity(candidates.len()));
+        let mut starts = Vec::with_capacity(candidates.len());
         for candidate in candidates {
             let parallel_ok = self.max_parallel.is_none_or(|limit| moving < limit as usize);
             // With the limit at 0 nothing starts, not even what is out already: that is the brake.
@@ -98,14 +95,13 @@ impl Ledger {
             if parallel_ok && out_ok {
                 moving += 1;
                 self.newly_out += usize::from(!candidate.already_out);
-                granted.push((candidate.name.clone(), granted.len()));
+                self.granted.push(candidate.name.clone());
                 starts.push((candidate.index, Start::Granted));
             } else {
-                starts.push((candidate.index, Start::Waits { ahead: waiting.len() }));
-                waiting.push((candidate.name.clone(), waiting.len()));
+                starts.push((candidate.index, Start::Waits { ahead: self.waiting }));
+                self.waiting += 1;
             }
         }
-        (self.granted, self.waiting) = (granted.into_iter().collect(), waiting.into_iter().collect());
         starts
     }
 
@@ -233,7 +229,7 @@ mod tests {
             let names: Vec<NodeName> =
                 (0..inside + outside).map(|i| NodeName::from(format!("n{i}"))).collect();
             let candidate = |(i, name)| Candidate {
-                index: 0,
+                index: i,
                 name,
                 healthy: true,
                 already_out: i >= inside,
@@ -248,11 +244,10 @@ mod tests {
 
     #[test]
     fn order_is_broken_first_then_cheapest_then_name_and_own_node_last() {
-        let names = ["own", "late", "early", "idle", "broken"].map(NodeName::from);
-        let [own, late, early, idle, broken] = &names;
-        let plain = |name| Candidate {
-            index: 0,
-            name,
+        let names = ["broken", "early", "idle", "late", "own"].map(NodeName::from);
+        let plain = |index: usize| Candidate {
+            index,
+            name: &names[index],
             healthy: true,
             already_out: false,
             pods: 1,
@@ -260,16 +255,15 @@ mod tests {
             own: false,
         };
         let candidates = vec![
-            Candidate { own: true, healthy: false, ..plain(own) },
-            plain(late),
-            plain(early),
-            Candidate { pods: 0, devices: 0, ..plain(idle) },
-            Candidate { healthy: false, pods: 9, ..plain(broken) },
+            Candidate { own: true, healthy: false, ..plain(4) },
+            plain(3),
+            plain(1),
+            Candidate { pods: 0, devices: 0, ..plain(2) },
+            Candidate { healthy: false, pods: 9, ..plain(0) },
         ];
         let mut ledger = Ledger { total: 5, max_out: 5, ..Ledger::default() };
         ledger.grant(candidates);
-        let mut order: Vec<_> = ledger.granted.iter().map(|(name, place)| (*place, name.as_str())).collect();
-        order.sort_unstable();
-        assert_eq!(order, [(0, "broken"), (1, "idle"), (2, "early"), (3, "late"), (4, "own")]);
+        let order: Vec<&str> = ledger.granted.iter().map(NodeName::as_str).collect();
+        assert_eq!(order, ["broken", "idle", "early", "late", "own"]);
     }
 }

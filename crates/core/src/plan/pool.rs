@@ -1,6 +1,9 @@
 //! One pool: which nodes belong to it, which revision they should run, and whether it may move at all.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter::Peekable;
+
+use jiff::Timestamp;
 
 use super::ledger::{Candidate, Ledger};
 use super::removal::BudgetBook;
@@ -12,7 +15,9 @@ use crate::contract::State;
 use crate::names::{DriverName, NodeName, ObjectName, RevisionHash, Uid};
 use crate::policy::{Policy, Pool, Source};
 use crate::reason::Reason;
-use crate::snapshot::{DaemonSet, Node, Object, OwnerKind, Pod, SetbackKind, Snapshot};
+use crate::snapshot::{
+    DaemonSet, Node, Object, OwnerKind, Pending, Pod, Setback, SetbackKind, Snapshot,
+};
 use crate::visit::{Visit, Walk};
 
 /// Nodes that more than one policy of the same driver claims, with the policies' names.
@@ -77,6 +82,10 @@ pub(super) struct Member<'a> {
     pub(super) asked_for: bool,
     /// The node says that an upgrade controller looks after it.
     pub(super) announced: bool,
+    /// What was sent for the node and has not been answered.
+    pub(super) pending: Option<&'a Pending>,
+    /// What went wrong with the last write to it.
+    pub(super) setback: Option<&'a Setback>,
     /// What the ledger says about a start.
     pub(super) start: Start,
     pods: Option<&'a BTreeMap<ObjectName, Pod>>,
@@ -137,9 +146,16 @@ impl<'a> Member<'a> {
         self.pods.into_iter().flat_map(BTreeMap::values)
     }
 
-    /// Out of service, or about to be.
-    fn counts_as_out(&self, pending: Option<State>) -> bool {
-        self.node.is_out() || self.state().in_flight() || pending.is_some_and(State::in_flight)
+    /// Where a write under way takes it.
+    fn moving_to(&self, policy: &Policy) -> Option<State> {
+        let (driver, state) = self.pending?.moving_to.as_ref()?;
+        (*driver == policy.driver).then_some(*state)
+    }
+
+    /// A node that the API lets nobody write must not keep a slot from the others. One whose write has an unknown
+    /// outcome keeps its slot until that is known: it may have started.
+    fn refuses(&self, now: Timestamp) -> bool {
+        self.setback.is_some_and(|s| matches!(s.kind, SetbackKind::Error(_)) && s.retry_at > now)
     }
 }
 
@@ -277,17 +293,43 @@ fn target_map(
     daemon_sets.iter().map(entry).collect::<Option<_>>().unwrap_or_default()
 }
 
+/// An ordered map that is walked along with the nodes, so that nothing has to be searched for.
+struct Beside<'a, V> {
+    rest: Peekable<Box<dyn Iterator<Item = (&'a NodeName, V)> + 'a>>,
+}
+
+impl<'a, V: 'a> Beside<'a, V> {
+    fn new(entries: impl Iterator<Item = (&'a NodeName, V)> + 'a) -> Self {
+        let entries: Box<dyn Iterator<Item = (&'a NodeName, V)> + 'a> = Box::new(entries);
+        Self { rest: entries.peekable() }
+    }
+
+    /// The entry of `name`, which comes after all names that were asked for before.
+    fn at(&mut self, name: &NodeName) -> Option<V> {
+        while self.rest.next_if(|(other, _)| *other < name).is_some() {}
+        self.rest.next_if(|(other, _)| *other == name).map(|(_, value)| value)
+    }
+}
+
+/// The entries that are about nodes, in their order.
+fn about_nodes<V>(objects: &BTreeMap<Object, V>) -> Beside<'_, &V> {
+    Beside::new(objects.iter().filter_map(|(object, value)| match object {
+        Object::Node(name) => Some((name, value)),
+        _ => None,
+    }))
+}
+
 /// The nodes that should run this driver, or do, or are on a visit for it.
 fn members<'v, 'a>(view: &'v View<'a>, daemon_sets: &'v [&'a DaemonSet]) -> impl Iterator<Item = Member<'a>> {
     let uids: BTreeSet<&Uid> = daemon_sets.iter().map(|ds| &ds.uid).collect();
-    // Both maps are in order of node names, so one walk over them finds every node's pods without a search for each.
-    let mut pods = view.snapshot.pods.iter().peekable();
-    let with_pods = view.snapshot.nodes.iter().map(move |(name, node)| {
-        while pods.next_if(|(other, _)| *other < name).is_some() {}
-        (name, node, pods.next_if(|(other, _)| *other == name).map(|(_, pods)| pods))
-    });
-    let selected = with_pods.filter(|(_, node, _)| view.policy.selects(&node.labels));
-    selected.filter_map(move |(name, node, pods)| member(view, name, node, pods, daemon_sets, &uids))
+    let snapshot = view.snapshot;
+    let mut pods = Beside::new(snapshot.pods.iter());
+    let (mut pending, mut setbacks) = (about_nodes(&snapshot.in_flight), about_nodes(&snapshot.setbacks));
+    let selected = snapshot.nodes.iter().filter(|(_, node)| view.policy.selects(&node.labels));
+    selected.filter_map(move |(name, node)| {
+        let member = member(view, name, node, pods.at(name), daemon_sets, &uids)?;
+        Some(Member { pending: pending.at(name), setback: setbacks.at(name), ..member })
+    })
 }
 
 fn member<'a>(
@@ -332,6 +374,8 @@ fn member<'a>(
         driver_ready: pod.is_some_and(|pod| pod.ready && pod.deleting.is_none()),
         asked_for: annotation(&policy.keys.requested) == Some("true") || asks(&policy.keys.safe_load),
         announced: annotation(&policy.keys.enabled).is_some(),
+        pending: None,
+        setback: None,
         start: Start::NotDue,
         pods,
     })
@@ -404,33 +448,17 @@ fn muster<'a>(
     status: &PoolStatus,
 ) -> (Vec<Member<'a>>, Ledger) {
     let policy = view.policy;
-    let (quiet, smooth) = (view.snapshot.in_flight.is_empty(), view.snapshot.setbacks.is_empty());
-    let pending = |member: &Member<'_>| -> Option<State> {
-        if quiet {
-            return None;
-        }
-        let pending = view.snapshot.in_flight.get(&Object::Node(member.name.clone()))?;
-        pending.moving_to.as_ref().filter(|(driver, _)| *driver == policy.driver).map(|(_, state)| *state)
-    };
-    // A node that the API lets nobody write must not keep a slot from the others. One whose write has an unknown
-    // outcome keeps its slot until that is known: it may have started.
-    let refuses = |member: &Member<'_>| {
-        if smooth {
-            return false;
-        }
-        let setback = view.snapshot.setbacks.get(&Object::Node(member.name.clone()));
-        setback.is_some_and(|s| matches!(s.kind, SetbackKind::Error(_)) && s.retry_at > view.snapshot.now)
-    };
     let mut ledger = Ledger::open(policy);
     let (mut mustered, mut candidates) = (Vec::with_capacity(view.snapshot.nodes.len()), Vec::new());
     for (index, mut member) in members(view, daemon_sets).enumerate() {
-        let pending = pending(&member);
+        let pending = member.moving_to(policy);
         let moving = member.state().in_flight() || pending.is_some_and(State::in_flight);
+        let out = member.node.is_out() || moving;
         // Of those out, the ones on a visit are ours; all others were taken out by somebody else.
-        let foreign = member.counts_as_out(pending) && !moving && member.walk().is_none();
-        ledger.count(member.name, moving, member.counts_as_out(pending), foreign);
+        ledger.count(member.name, moving, out, out && !moving && member.walk().is_none());
         let claimed = claims.contains_key(&(&view.pool.driver, member.name));
-        let ready = *status == PoolStatus::Active && !claimed && pending.is_none() && !refuses(&member);
+        let refuses = member.refuses(view.snapshot.now);
+        let ready = *status == PoolStatus::Active && !claimed && pending.is_none() && !refuses;
         if ready && member.state() == State::UpgradeRequired {
             match walk::may_start(view, &member) {
                 Ok(()) => candidates.push(candidate(view, index, &member)),

@@ -17,7 +17,7 @@ use crate::contract::{KEEP_CORDONED_LABEL, State, VISIT_ANNOTATION, transition_m
 use crate::names::{DriverName, RevisionHash};
 use crate::policy::{Drain, Policy, Removal};
 use crate::reason::Reason;
-use crate::snapshot::{Object, Pod, SetbackKind};
+use crate::snapshot::{Pod, SetbackKind};
 use crate::visit::{Cause, Failure, Holds, Visit, Walk};
 
 /// A new leader gets this long to try for itself before deadlines fire that ran out while nobody led.
@@ -71,15 +71,11 @@ pub(super) fn decide(
 /// A write under way, or one that went wrong: nothing new is decided on facts that may be old.
 fn unfinished_business(view: &View<'_>, member: &Member<'_>) -> Option<Decision> {
     let snapshot = view.snapshot;
-    if snapshot.in_flight.is_empty() && snapshot.setbacks.is_empty() {
-        return None;
-    }
-    let object = Object::Node(member.name.clone());
-    if let Some(pending) = snapshot.in_flight.get(&object) {
+    if let Some(pending) = member.pending {
         let to = pending.moving_to.as_ref().map(|(_, to)| *to);
         return Some(Decision::stay(to.map_or(Reason::Writing, |to| Reason::Moving { to })));
     }
-    let setback = snapshot.setbacks.get(&object)?;
+    let setback = member.setback?;
     match &setback.kind {
         SetbackKind::Stale | SetbackKind::Refused if member.node.version > setback.seen => None,
         SetbackKind::Stale | SetbackKind::Refused if setback.retry_at <= snapshot.now => {
@@ -258,7 +254,7 @@ fn start(view: &View<'_>, member: &Member<'_>, ledger: &Ledger) -> Decision {
         }
         Start::No(reason) => return Decision::stay(Reason::clone(reason)),
         Start::Waits { ahead } => *ahead,
-        Start::NotDue => ledger.waiting.len(),
+        Start::NotDue => ledger.waiting,
     };
     Decision::stay(Reason::NoSlot { limit: ledger.binding(), ahead })
 }

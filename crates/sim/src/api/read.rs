@@ -70,7 +70,7 @@ pub(super) fn list(store: &Store, call: &Call) -> Result<Reply, Failure> {
     let from = Continue::parse(call.options.text("continue"))?;
     let version = version_to_list(store, call, from.as_ref())?;
     let table = store.table(&call.resource)?;
-    let mut chosen = objects_at(table, &call.info.namespace, version);
+    let mut chosen = objects_at(table, &call.info.namespace, version, &selector);
     if let Some(from) = &from {
         chosen.retain(|(name, _)| **name > from.after);
     }
@@ -131,11 +131,20 @@ fn check_not_ahead(store: &Store, asked: u64) -> Result<(), Failure> {
     Err(Failure::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", message).with_details(details))
 }
 
-/// The objects of a namespace (of all, when empty) as they were at `version`.
-fn objects_at<'a>(table: &'a Table, namespace: &str, version: u64) -> Vec<(&'a Name, &'a Arc<Object>)> {
+/// The objects of a namespace (of all, when empty) as they were at `version`: at least those that are selected.
+fn objects_at<'a>(
+    table: &'a Table,
+    namespace: &str,
+    version: u64,
+    selector: &Selector,
+) -> Vec<(&'a Name, &'a Arc<Object>)> {
     let newer = table.log.partition_point(|change| change.version <= version);
     if newer == table.log.len() {
-        return table.range(namespace).collect();
+        let here = |name: &Name| namespace.is_empty() || name.namespace == namespace;
+        return match selector.node() {
+            Some(node) => table.on_node(node).filter(|(name, _)| here(name)).collect(),
+            None => table.range(namespace).collect(),
+        };
     }
     let mut objects: BTreeMap<_, _> = table.range(namespace).collect();
     for change in table.log.range(newer..).rev() {

@@ -54,6 +54,13 @@ impl Selector {
         self
     }
 
+    /// The one node whose objects it selects, if there is one.
+    pub(super) fn node(&self) -> Option<&str> {
+        let names_node = |field: &&Field| field.equal && field.path == ["spec", "nodeName"];
+        let node = self.fields.iter().find(names_node)?;
+        Some(node.value.as_str()).filter(|node| !node.is_empty())
+    }
+
     pub(super) fn matches(&self, object: &Value) -> bool {
         let labels = object["metadata"]["labels"].as_object();
         self.fields.iter().all(|field| field.holds(object))

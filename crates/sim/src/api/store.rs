@@ -16,7 +16,7 @@ use super::reply::Failure;
 use super::selector::Selector;
 use bytes::Bytes;
 use serde_json::Value;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, OnceLock, Weak};
 use tokio::sync::Notify;
 
@@ -62,6 +62,10 @@ impl Object {
 
     pub(super) fn meta(&self, field: &str) -> &str {
         self.value()["metadata"][field].as_str().unwrap_or_default()
+    }
+
+    fn node(&self) -> Option<&str> {
+        self.value()["spec"]["nodeName"].as_str()
     }
 
     pub(super) fn is_deleting(&self) -> bool {
@@ -131,6 +135,8 @@ impl Watcher {
 pub(super) struct Table {
     pub(super) kind: Arc<Kind>,
     pub(super) objects: BTreeMap<Name, Arc<Object>>,
+    /// Names by `spec.nodeName`: the pods of one node are asked for once in every visit.
+    by_node: BTreeMap<String, BTreeSet<Name>>,
     pub(super) log: VecDeque<Change>,
     /// History up to and including this version is gone.
     pub(super) compacted: u64,
@@ -142,7 +148,28 @@ pub(super) struct Table {
 impl Table {
     fn new(kind: Kind, compacted: u64) -> Self {
         let (kind, objects, log) = (Arc::new(kind), BTreeMap::new(), VecDeque::new());
-        Self { kind, objects, log, compacted, watchers: Vec::new(), owners: BTreeMap::new() }
+        let (by_node, owners) = (BTreeMap::new(), BTreeMap::new());
+        Self { kind, objects, by_node, log, compacted, watchers: Vec::new(), owners }
+    }
+
+    /// The objects on one node, by name.
+    pub(super) fn on_node(&self, node: &str) -> impl Iterator<Item = (&Name, &Arc<Object>)> {
+        let names = self.by_node.get(node).into_iter().flatten();
+        names.filter_map(|name| self.objects.get_key_value(name))
+    }
+
+    fn index(&mut self, change: &Change) {
+        let node = |object: &Option<Arc<Object>>| object.as_ref()?.node().map(str::to_owned);
+        let (before, after) = (node(&change.before), node(&change.after));
+        if before == after {
+            return;
+        }
+        if let Some(names) = before.and_then(|before| self.by_node.get_mut(&before)) {
+            names.remove(&change.name);
+        }
+        if let Some(after) = after {
+            self.by_node.entry(after).or_default().insert(change.name.clone());
+        }
     }
 
     /// The objects of one namespace, or of all when it is empty.
@@ -159,6 +186,7 @@ impl Table {
     }
 
     fn record(&mut self, change: Change) {
+        self.index(&change);
         self.watchers.retain(|watcher| {
             let Some(wake) = watcher.wake.upgrade() else { return false };
             if watcher.cares(&change) {
