@@ -13,6 +13,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Upgrades GPU drivers on Kubernetes nodes, a few at a time, and says why each node is where it is.
 #[derive(Parser)]
 #[command(name = "pitcrew", version, max_term_width = 100)]

@@ -252,7 +252,10 @@ impl Store {
         let after = self.snapshot.nodes.get(&name);
         // A new version alone is no new fact, unless a write waits for it.
         let waited_for = || self.snapshot.setbacks.contains_key(&Object::Node(name.clone()));
-        let same = |(before, after): (Node, &Node)| Node { version: after.version, ..before } == *after;
+        let same = |(mut before, after): (Node, &Node)| {
+            before.version = after.version;
+            before == *after
+        };
         !before.zip(after).is_some_and(same) || waited_for()
     }
 

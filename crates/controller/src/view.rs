@@ -6,12 +6,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::core::Selector;
 use pitcrew_core::api::{ClusterPolicy, Rollout as ApiRollout};
-use pitcrew_core::contract::{
-    CONFIG_DIGEST_ENV, REVISION_LABEL, TIMEOUT_ACTION_ANNOTATION, is_relevant_annotation,
-};
+use pitcrew_core::contract::{CONFIG_DIGEST_ENV, REVISION_LABEL, TIMEOUT_ACTION_ANNOTATION};
 use pitcrew_core::names::{NodeName, ObjectName, ResourceVersion, Uid};
 use pitcrew_core::policy::{ClusterPolicyFacts, Source};
-use pitcrew_core::selector::Labels;
 use pitcrew_core::snapshot::{
     Budget, DaemonSet, Node, Owner, OwnerKind, Phase, Pod, Rollout, TemplateRevision, Trouble,
 };
@@ -51,22 +48,10 @@ fn object_name(meta: &ObjectMeta) -> ObjectName {
 
 pub(crate) fn node(object: wire::Node) -> Result<(NodeName, Node), Incomplete> {
     let Identity { name, uid, version, .. } = identity(&object.metadata)?;
-    let annotations: Labels = object
-        .metadata
-        .annotations
-        .unwrap_or_default()
-        .into_iter()
-        .filter(|(k, _)| is_relevant_annotation(k))
-        .collect();
-    let node = Node {
-        uid,
-        version,
-        visit: Node::read_visit(&annotations),
-        labels: object.metadata.labels.unwrap_or_default(),
-        annotations,
-        unschedulable: object.spec.unschedulable,
-        ready: is_true(&object.status.conditions, "Ready"),
-    };
+    let (labels, annotations) = (object.metadata.labels, object.metadata.annotations);
+    let mut node = Node::new(uid, version, labels.unwrap_or_default(), annotations.unwrap_or_default());
+    node.unschedulable = object.spec.unschedulable;
+    node.ready = is_true(&object.status.conditions, "Ready");
     Ok((name.into(), node))
 }
 
@@ -80,6 +65,7 @@ pub(crate) fn pod(object: wire::Pod) -> Result<Pod, Incomplete> {
         version,
         node: spec.node_name.as_str().into(),
         owner: controller(metadata.owner_references.as_deref()).map(owner),
+        revision: metadata.labels.as_ref().and_then(Pod::read_revision),
         labels: metadata.labels.unwrap_or_default(),
         phase: phase(&status.phase),
         ready: status.phase == "Running" && is_true(&status.conditions, "Ready"),

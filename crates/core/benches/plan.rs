@@ -40,6 +40,7 @@ fn pod(node: &NodeName, namespace: &str, name: &str, labels: Labels, owner: (Own
         uid: format!("uid-{namespace}-{name}").into(),
         version: 1.into(),
         node: node.clone(),
+        revision: Pod::read_revision(&labels),
         labels,
         owner: Some(Owner { kind: owner.0, name: owner.1.into(), uid: owner.1.into() }),
         phase: Phase::Running,
@@ -124,15 +125,8 @@ fn fleet(options: &Value, revision: &str, state: impl Fn(usize) -> State) -> Sna
             let visit = Visit::begin(None, now(), Holds { cordon: true }, "gpu".into(), walk);
             annotations.insert(VISIT_ANNOTATION.to_owned(), visit.to_text());
         }
-        let node = Node {
-            uid: format!("uid-{name}").into(),
-            version: 1.into(),
-            labels,
-            visit: Node::read_visit(&annotations),
-            annotations,
-            unschedulable: visited,
-            ready: true,
-        };
+        let mut node = Node::new(format!("uid-{name}").into(), 1.into(), labels, annotations);
+        node.unschedulable = visited;
         let on_node = pods(&name, revision).into_iter().map(|pod| (pod.name.clone(), pod)).collect();
         snapshot.pods.insert(name.clone(), on_node);
         snapshot.nodes.insert(name, node);

@@ -205,7 +205,7 @@ fn beyond_limits(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[
 fn is_walking(snapshot: &Snapshot, policy: &Policy, name: &NodeName, node: &Node) -> bool {
     let visit = node.visit.as_ref().and_then(|visit| visit.as_ref().ok());
     let recorded = visit.and_then(|visit| visit.drivers.get(&policy.driver)).map(|walk| walk.state);
-    let labelled = || node.labels.get(&policy.keys.state).and_then(|value| value.parse::<State>().ok());
+    let labelled = || node.mark(&policy.keys.state).and_then(|value| value.parse::<State>().ok());
     let sent = || {
         let pending = snapshot.in_flight.get(&Object::Node(name.clone()))?;
         pending.moving_to.as_ref().filter(|(driver, _)| *driver == policy.driver).map(|(_, state)| *state)

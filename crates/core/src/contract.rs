@@ -215,8 +215,8 @@ impl Keys {
     }
 }
 
-/// The annotations that pitcrew reads from nodes; all others are dropped on arrival to keep the view small.
-pub fn is_relevant_annotation(key: &str) -> bool {
+/// The annotations that pitcrew reads from nodes, and the labels that it looks for in every pass.
+pub fn is_relevant(key: &str) -> bool {
     key.starts_with("pitcrew.dev/") || key.contains("-driver-upgrade")
 }
 

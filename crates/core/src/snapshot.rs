@@ -10,7 +10,7 @@ use kube::core::Selector;
 use serde_json::Value;
 
 use crate::api::{DriverPolicySpec, DriverPolicyStatus, RolloutSpec, RolloutStatus};
-use crate::contract::{REVISION_LABEL, State, VISIT_ANNOTATION};
+use crate::contract::{REVISION_LABEL, State, VISIT_ANNOTATION, is_relevant};
 use crate::names::{DriverName, NodeName, ObjectName, ResourceVersion, RevisionHash, Uid};
 use crate::policy::{ClusterPolicyFacts, Source};
 use crate::selector::Labels;
@@ -92,8 +92,9 @@ pub struct Node {
     pub uid: Uid,
     /// The version that these facts are from.
     pub version: ResourceVersion,
-    /// All labels: policies may select by any.
-    pub labels: Labels,
+    labels: Labels,
+    /// Those of the labels that the contract names: a node carries dozens, and every pass looks for these few.
+    marks: Labels,
     /// The annotations of the contract; all others are dropped on arrival.
     pub annotations: Labels,
     /// `spec.unschedulable`.
@@ -105,6 +106,43 @@ pub struct Node {
 }
 
 impl Node {
+    /// A node that is ready and takes work.
+    pub fn new(uid: Uid, version: ResourceVersion, labels: Labels, mut annotations: Labels) -> Self {
+        annotations.retain(|key, _| is_relevant(key));
+        let marks = labels.iter().filter(|(key, _)| is_relevant(key));
+        Self {
+            uid,
+            version,
+            marks: marks.map(|(key, value)| (key.clone(), value.clone())).collect(),
+            labels,
+            visit: Self::read_visit(&annotations),
+            annotations,
+            unschedulable: false,
+            ready: true,
+        }
+    }
+
+    /// All labels: policies may select by any.
+    pub fn labels(&self) -> &Labels {
+        &self.labels
+    }
+
+    /// A label of the contract.
+    pub fn mark(&self, key: &str) -> Option<&str> {
+        self.marks.get(key).map(String::as_str)
+    }
+
+    /// Sets or removes a label.
+    pub fn set_label(&mut self, key: &str, value: Option<&str>) {
+        let concerned = [Some(&mut self.labels), is_relevant(key).then_some(&mut self.marks)];
+        for labels in concerned.into_iter().flatten() {
+            match value {
+                Some(value) => drop(labels.insert(key.to_owned(), value.to_owned())),
+                None => drop(labels.remove(key)),
+            }
+        }
+    }
+
     /// Reads the visit record out of the annotations.
     pub fn read_visit(annotations: &Labels) -> Option<Result<Visit, Unreadable>> {
         annotations.get(VISIT_ANNOTATION).map(|text| Visit::parse(text))
@@ -128,6 +166,8 @@ pub struct Pod {
     pub node: NodeName,
     /// All labels: budgets and policies may select by any.
     pub labels: Labels,
+    /// The template revision that it was made from, if a DaemonSet made it.
+    pub revision: Option<RevisionHash>,
     /// The object that would make it again.
     pub owner: Option<Owner>,
     /// How far it is.
@@ -153,9 +193,9 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// The template revision that it was made from.
-    pub fn revision(&self) -> Option<&str> {
-        self.labels.get(REVISION_LABEL).map(String::as_str)
+    /// Reads the template revision out of a pod's labels.
+    pub fn read_revision(labels: &Labels) -> Option<RevisionHash> {
+        labels.get(REVISION_LABEL).map(|hash| hash.as_str().into())
     }
     /// Succeeded or Failed: it holds nothing any more.
     pub fn is_finished(&self) -> bool {

@@ -1,5 +1,6 @@
 //! One pool: which nodes belong to it, which revision they should run, and whether it may move at all.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter::Peekable;
 
@@ -306,8 +307,13 @@ impl<'a, V: 'a> Beside<'a, V> {
 
     /// The entry of `name`, which comes after all names that were asked for before.
     fn at(&mut self, name: &NodeName) -> Option<V> {
-        while self.rest.next_if(|(other, _)| *other < name).is_some() {}
-        self.rest.next_if(|(other, _)| *other == name).map(|(_, value)| value)
+        loop {
+            match self.rest.peek()?.0.cmp(name) {
+                Ordering::Less => drop(self.rest.next()),
+                Ordering::Equal => return self.rest.next().map(|(_, value)| value),
+                Ordering::Greater => return None,
+            }
+        }
     }
 }
 
@@ -325,7 +331,7 @@ fn members<'v, 'a>(view: &'v View<'a>, daemon_sets: &'v [&'a DaemonSet]) -> impl
     let snapshot = view.snapshot;
     let mut pods = Beside::new(snapshot.pods.iter());
     let (mut pending, mut setbacks) = (about_nodes(&snapshot.in_flight), about_nodes(&snapshot.setbacks));
-    let selected = snapshot.nodes.iter().filter(|(_, node)| view.policy.selects(&node.labels));
+    let selected = snapshot.nodes.iter().filter(|(_, node)| view.policy.selects(node.labels()));
     selected.filter_map(move |(name, node)| {
         let member = member(view, name, node, pods.at(name), daemon_sets, &uids)?;
         Some(Member { pending: pending.at(name), setback: setbacks.at(name), ..member })
@@ -348,7 +354,7 @@ fn member<'a>(
     // A pod that is on its way out may overlap with its successor: the one that stays is the one to judge.
     let on_node = pods.into_iter().flat_map(BTreeMap::values);
     let pod = on_node.filter(is_driver_pod).min_by_key(|pod| pod.deleting.is_some());
-    let expects = |ds: &&DaemonSet| ds.node_selector.iter().all(|(k, v)| node.labels.get(k) == Some(v));
+    let expects = |ds: &&DaemonSet| ds.node_selector.iter().all(|(k, v)| node.labels().get(k) == Some(v));
     let owner = pod.and_then(|pod| pod.owner.as_ref()).map(|owner| &owner.uid);
     let daemon_set = daemon_sets
         .iter()
@@ -384,7 +390,7 @@ fn member<'a>(
 fn freshness(pod: Option<&Pod>, target: Option<&RevisionHash>) -> Freshness {
     match (pod, target) {
         (Some(pod), _) if pod.owner.is_none() => Freshness::Orphaned,
-        (Some(pod), Some(target)) if pod.revision() == Some(target.as_str()) => Freshness::InSync,
+        (Some(pod), Some(target)) if pod.revision.as_ref() == Some(target) => Freshness::InSync,
         (Some(_), Some(_)) => Freshness::Outdated,
         _ => Freshness::Unknown,
     }
@@ -411,7 +417,7 @@ fn standing<'a>(policy: &Policy, node: &'a Node) -> Standing<'a> {
 
 /// What the state label says.
 pub(super) fn label_state(policy: &Policy, node: &Node) -> Result<State, Reason> {
-    let value = node.labels.get(&policy.keys.state).map_or("", String::as_str);
+    let value = node.mark(&policy.keys.state).unwrap_or_default();
     value
         .parse()
         .map_err(|_| Reason::UnknownLabel { label: policy.keys.state.clone(), value: value.to_owned() })
@@ -429,7 +435,7 @@ fn claims<'a>(snapshot: &'a Snapshot, pools: &'a [Pool]) -> Claims<'a> {
     // One policy a driver is the rule; then there is nothing to compare.
     for (driver, pools) in drivers.into_iter().filter(|(_, pools)| pools.len() > 1) {
         for (name, node) in &snapshot.nodes {
-            let claiming = pools.iter().filter(|(_, policy)| policy.selects(&node.labels));
+            let claiming = pools.iter().filter(|(_, policy)| policy.selects(node.labels()));
             let names: Vec<String> = claiming.map(|(pool, _)| pool.source.to_string()).collect();
             if names.len() > 1 {
                 claims.insert((driver, name), names);

@@ -113,7 +113,7 @@ pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reas
     if let Some(other) = other_driver(view, member) {
         return Err(Reason::OtherDriver { driver: other });
     }
-    if member.node.labels.get(&policy.keys.skip).is_some_and(|v| v == "true") {
+    if member.node.mark(&policy.keys.skip) == Some("true") {
         return Err(Reason::Skipped { label: policy.keys.skip.clone() });
     }
     let Some(daemon_set) = member.daemon_set.filter(|_| member.target.is_some()) else {
@@ -164,7 +164,7 @@ fn other_driver(view: &View<'_>, member: &Member<'_>) -> Option<DriverName> {
     // A start that has no record yet. If both have started, the first by name goes first.
     let started = |rival: &&&Policy| label_state(rival, member.node).is_ok_and(State::in_flight);
     let both = member.state().in_flight();
-    let rivals = view.rivals.iter().filter(|rival| rival.selects(&member.node.labels));
+    let rivals = view.rivals.iter().filter(|rival| rival.selects(member.node.labels()));
     let mut first = rivals.filter(|rival| !both || rival.driver < view.policy.driver);
     first.find(started).map(|rival| rival.driver.clone())
 }
@@ -442,7 +442,7 @@ fn release(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> 
         let back = State::ValidationRequired;
         return go(view, member, back, Some(walk.enter(back, view.snapshot.now)));
     }
-    let kept = member.node.labels.get(KEEP_CORDONED_LABEL).is_some_and(|v| v == "true");
+    let kept = member.node.labels().get(KEEP_CORDONED_LABEL).is_some_and(|v| v == "true");
     let mut patch = base_patch(view, member, State::UpgradeDone);
     patch.unschedulable = (visit.holds.cordon && !kept && member.node.unschedulable).then_some(false);
     patch.annotations.insert(VISIT_ANNOTATION.to_owned(), None);

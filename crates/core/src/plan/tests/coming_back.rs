@@ -47,7 +47,7 @@ fn a_second_version_during_validation_restarts_the_driver_once_more() {
         fleet.states_of("n"),
         ["pod-restart-required", "validation-required", "uncordon-required", "upgrade-done"]
     );
-    assert_eq!(fleet.driver_mut("n").revision(), Some("newer"));
+    assert_eq!(fleet.driver_mut("n").revision, Some("newer".into()));
     assert_eq!(fleet.told("n restart").len(), 1);
 }
 

@@ -27,8 +27,8 @@ fn they_go_one_after_the_other() {
         ["n restart gpu-operator/gpu-driver-n", "n restart gpu-operator/ofed-driver-n"]
     );
     let node = &fleet.snapshot.nodes["n"];
-    assert_eq!(node.labels[&keys("gpu").state], "upgrade-done");
-    assert_eq!(node.labels[&keys("ofed").state], "upgrade-done");
+    assert_eq!(node.labels()[&keys("gpu").state], "upgrade-done");
+    assert_eq!(node.labels()[&keys("ofed").state], "upgrade-done");
     assert!(!node.unschedulable);
     assert_eq!(node.visit, None);
     let first_is_over = fleet.story.iter().position(|line| line.contains("-cordon")).unwrap();
@@ -74,8 +74,8 @@ fn both_in_the_middle_without_a_record_sort_themselves_out() {
         node("n").outdated().labelled(State::PodRestartRequired).label(&keys("ofed").state, "drain-required");
     let mut fleet = two_drivers().with(stuck);
     fleet.play();
-    assert_eq!(fleet.snapshot.nodes["n"].labels[&keys("gpu").state], "upgrade-done");
-    assert_eq!(fleet.snapshot.nodes["n"].labels[&keys("ofed").state], "upgrade-done");
+    assert_eq!(fleet.snapshot.nodes["n"].labels()[&keys("gpu").state], "upgrade-done");
+    assert_eq!(fleet.snapshot.nodes["n"].labels()[&keys("ofed").state], "upgrade-done");
     assert_eq!(fleet.told("+cordon").len(), 2);
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::action::{Action, DeleteWhy, NodePatch, PodRef, RestartDriver};
 use crate::check::violations;
-use crate::contract::{DEFAULT_LABEL_DOMAIN, Keys, REVISION_LABEL, State, VISIT_ANNOTATION};
+use crate::contract::{DEFAULT_LABEL_DOMAIN, Keys, State, VISIT_ANNOTATION};
 use crate::names::{DriverName, NodeName, ObjectName, ResourceVersion, Uid};
 use crate::plan::{Plan, PoolPlan, Verdict, plan};
 use crate::policy::ClusterPolicyFacts;
@@ -212,6 +212,7 @@ impl PodSpec {
             version: ResourceVersion::from(serial),
             node: node.clone(),
             labels: self.labels,
+            revision: None,
             owner: self.owner.map(owner),
             phase: self.phase,
             ready: self.ready,
@@ -352,15 +353,9 @@ impl Fleet {
         if let Some(visit) = &spec.visit {
             annotations.insert(VISIT_ANNOTATION.to_owned(), visit.to_text());
         }
-        let node = Node {
-            uid: format!("uid-{name}").into(),
-            version: ResourceVersion::from(self.tick()),
-            labels: spec.labels,
-            visit: Node::read_visit(&annotations),
-            annotations,
-            unschedulable: spec.unschedulable,
-            ready: spec.ready,
-        };
+        let (uid, version) = (format!("uid-{name}").into(), ResourceVersion::from(self.tick()));
+        let mut node = Node::new(uid, version, spec.labels, annotations);
+        (node.unschedulable, node.ready) = (spec.unschedulable, spec.ready);
         self.snapshot.nodes.insert(name.clone(), node);
         let drivers: Vec<(DriverName, Uid)> = self.drivers();
         for (driver, daemon_set) in drivers {
@@ -413,10 +408,8 @@ impl Fleet {
             uid,
             version: ResourceVersion::from(self.tick()),
             node: node.clone(),
-            labels: Labels::from([
-                ("app".to_owned(), app.clone()),
-                (REVISION_LABEL.to_owned(), revision.to_owned()),
-            ]),
+            labels: Labels::from([("app".to_owned(), app.clone())]),
+            revision: Some(revision.into()),
             owner: Some(Owner { kind: OwnerKind::DaemonSet, name: app.into(), uid: daemon_set.clone() }),
             phase: Phase::Running,
             ready: !crashes,
@@ -442,6 +435,7 @@ impl Fleet {
             version,
             node: node.clone(),
             labels: Labels::from([("app".to_owned(), "nvidia-operator-validator".to_owned())]),
+            revision: None,
             owner: Some(owner),
             phase: Phase::Running,
             ready: true,
@@ -475,12 +469,7 @@ impl Fleet {
     /// A person sets the state label of the gpu driver; nothing removes it.
     pub(super) fn set_label(&mut self, name: &str, state: &str) {
         let key = keys("gpu").state;
-        let node = self.node_mut(name);
-        if state.is_empty() {
-            node.labels.remove(&key)
-        } else {
-            node.labels.insert(key, state.to_owned())
-        };
+        self.node_mut(name).set_label(&key, Some(state).filter(|state| !state.is_empty()));
     }
 
     /// Somebody edits the visit record.
@@ -605,7 +594,9 @@ impl Fleet {
                 };
             }
         };
-        merge(&mut node.labels, labels);
+        for (key, value) in labels {
+            node.set_label(key, value.as_deref());
+        }
         merge(&mut node.annotations, annotations);
         node.unschedulable = unschedulable.unwrap_or(node.unschedulable);
         node.visit = Node::read_visit(&node.annotations);

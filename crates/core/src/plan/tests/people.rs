@@ -21,7 +21,7 @@ fn a_pause_keeps_everything_and_writes_only_the_pause_note() {
         let mut fleet = before.clone().policy(json!({"autoUpgrade": false}));
         fleet.settle();
         let (now, then) = (&fleet.snapshot.nodes["n"], &before.snapshot.nodes["n"]);
-        assert_eq!(now.labels, then.labels, "{state}");
+        assert_eq!(now.labels(), then.labels(), "{state}");
         assert_eq!(now.unschedulable, then.unschedulable, "{state}");
         assert_eq!(fleet.snapshot.pods, before.snapshot.pods, "{state}");
         assert_eq!(
@@ -42,7 +42,7 @@ fn the_pause_note_does_not_wipe_out_what_a_person_wrote_at_that_moment() {
         .with(node("n").outdated().at(State::DrainRequired));
     fleet.set_label("n", "upgrade-required");
     fleet.settle();
-    assert_eq!(fleet.snapshot.nodes["n"].labels[&keys("gpu").state], "upgrade-required");
+    assert_eq!(fleet.snapshot.nodes["n"].labels()[&keys("gpu").state], "upgrade-required");
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn a_new_version_heals_failed_nodes() {
     fleet.play();
     for name in ["gpu-1", "gpu-2"] {
         assert_eq!(fleet.verdict(name).state, State::UpgradeDone);
-        assert_eq!(fleet.driver_mut(name).revision(), Some("newer"));
+        assert_eq!(fleet.driver_mut(name).revision, Some("newer".into()));
     }
 }
 
@@ -183,7 +183,7 @@ fn a_label_that_is_removed_during_a_visit_is_written_again() {
     fleet.set_label("n", "");
     assert_eq!(fleet.decisions()[0], "n write again +visit");
     fleet.settle();
-    assert_eq!(fleet.snapshot.nodes["n"].labels[&keys("gpu").state], "pod-deletion-required");
+    assert_eq!(fleet.snapshot.nodes["n"].labels()[&keys("gpu").state], "pod-deletion-required");
     assert_eq!(fleet.states_of("n"), [""; 0]);
 }
 

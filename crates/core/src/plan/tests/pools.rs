@@ -174,7 +174,7 @@ fn a_lagging_daemon_set_controller_is_waited_for() {
 #[test]
 fn nodes_that_no_driver_is_meant_for_are_left_alone() {
     let mut fleet = Fleet::new().with(node("n"));
-    fleet.node_mut("n").labels.remove("gpu");
+    fleet.node_mut("n").set_label("gpu", None);
     fleet.remove_pods("n", |pod| pod.name.name.contains("driver"));
     assert_eq!(fleet.pool().nodes.len(), 0);
 }

@@ -77,7 +77,7 @@ fn pods_are_taken_off_only_nodes_that_are_ours_and_cordoned() {
 fn nothing_is_done_to_nodes_of_no_pool() {
     let mut fleet =
         Fleet::new().with(node("ours").outdated().at(State::PodDeletionRequired)).with(node("db"));
-    fleet.node_mut("db").labels.remove("gpu");
+    fleet.node_mut("db").set_label("gpu", None);
     fleet.remove_pods("db", |_| true);
     let bad = [(Promise::OnlyOwnNodes, "db".to_owned(), 0)];
     assert_eq!(broken(&fleet, vec![evict("db")]), bad);

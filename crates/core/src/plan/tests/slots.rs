@@ -139,7 +139,7 @@ fn skipped_nodes_are_never_touched_and_others_pass_them() {
     assert_eq!(fleet.why("a"), "left out by label nvidia.com/gpu-driver-upgrade.skip=true");
     assert_eq!(fleet.verdict("gpu-2").state, State::UpgradeDone);
     assert_eq!(fleet.states_of("a"), [""; 0]);
-    fleet.node_mut("a").labels.remove(&keys("gpu").skip);
+    fleet.node_mut("a").set_label(&keys("gpu").skip, None);
     fleet.play();
     assert_eq!(fleet.verdict("a").state, State::UpgradeDone);
 }
