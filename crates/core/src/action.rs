@@ -2,8 +2,6 @@
 //!
 //! The planner leaves no choice to whoever carries an action out.
 
-use std::collections::BTreeMap;
-
 use serde_json::{Map, Value, json};
 
 use crate::api::{DriverPolicyStatus, RolloutSpec, RolloutStatus};
@@ -93,15 +91,47 @@ pub struct NodePatch {
     /// The version that the plan was made from: anything newer refuses the write.
     pub seen: ResourceVersion,
     /// Labels to set, or to remove.
-    pub labels: BTreeMap<String, Option<String>>,
+    pub labels: Changes,
     /// Annotations to set, or to remove.
-    pub annotations: BTreeMap<String, Option<String>>,
+    pub annotations: Changes,
     /// Cordon or uncordon.
     pub unschedulable: Option<bool>,
     /// The transition that this write makes, if it makes one.
     pub to: Option<Transition>,
     /// The event that tells of it.
     pub event: Option<Event>,
+}
+
+/// Labels or annotations to set, or to remove: a handful at most.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Changes(Vec<(String, Option<String>)>);
+
+impl Changes {
+    /// Sets `key`, or removes it. Each key is changed once.
+    pub fn set(&mut self, key: &str, value: Option<String>) {
+        self.0.push((key.to_owned(), value));
+    }
+
+    /// The new value of `key`, if it is changed; `Some(None)` removes it.
+    pub fn get(&self, key: &str) -> Option<Option<&str>> {
+        self.iter().find(|(changed, _)| *changed == key).map(|(_, value)| value)
+    }
+
+    /// Whether nothing is changed.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Each key with its new value.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
+        self.0.iter().map(|(key, value)| (key.as_str(), value.as_deref()))
+    }
+}
+
+impl From<(&str, Option<String>)> for Changes {
+    fn from((key, value): (&str, Option<String>)) -> Self {
+        Self(vec![(key.to_owned(), value)])
+    }
 }
 
 /// A transition of one driver's state on a node.
@@ -129,8 +159,8 @@ pub struct Event {
 impl NodePatch {
     /// The merge patch. It carries the seen version, so it is refused if anybody wrote in between.
     pub fn body(&self) -> Value {
-        let map = |changes: &BTreeMap<String, Option<String>>| -> Map<String, Value> {
-            changes.iter().map(|(k, v)| (k.clone(), v.clone().map_or(Value::Null, Value::String))).collect()
+        let map = |changes: &Changes| -> Map<String, Value> {
+            changes.iter().map(|(key, value)| (key.to_owned(), json!(value))).collect()
         };
         let mut metadata = Map::from_iter([("resourceVersion".to_owned(), json!(self.seen.to_string()))]);
         if !self.labels.is_empty() {

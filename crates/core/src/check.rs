@@ -157,7 +157,7 @@ fn restless(done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
     // A pause may be noted in the record of a node that is on a visit: label and cordon stay as they are.
     let only_notes = |patch: &NodePatch| {
         let keeps_place = patch.to.is_none() && patch.unschedulable.is_none() && patch.labels.is_empty();
-        !frozen && keeps_place && patch.annotations.get(VISIT_ANNOTATION).is_some_and(Option::is_some)
+        !frozen && keeps_place && patch.annotations.get(VISIT_ANNOTATION).flatten().is_some()
     };
     mine.iter()
         .filter(|(_, action)| !matches!(action, Action::PatchNode(patch) if only_notes(patch)))

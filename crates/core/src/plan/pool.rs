@@ -16,9 +16,7 @@ use crate::contract::State;
 use crate::names::{DriverName, NodeName, ObjectName, RevisionHash, Uid};
 use crate::policy::{Policy, Pool, Source};
 use crate::reason::Reason;
-use crate::snapshot::{
-    DaemonSet, Node, Object, OwnerKind, Pending, Pod, Setback, SetbackKind, Snapshot,
-};
+use crate::snapshot::{DaemonSet, Node, Object, OwnerKind, Pending, Pod, Setback, SetbackKind, Snapshot};
 use crate::visit::{Visit, Walk};
 
 /// Nodes that more than one policy of the same driver claims, with the policies' names.

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use super::pool::{Freshness, Member, View};
 use super::walk::{self, Decision, deadline, fail, go, ran_out};
-use crate::action::{Action, NodePatch, PodRef, RestartDriver};
+use crate::action::{Action, Changes, NodePatch, PodRef, RestartDriver};
 use crate::contract::State;
 use crate::reason::Reason;
 use crate::snapshot::{Object, Phase, Pod};
@@ -91,8 +91,8 @@ fn release_safe_load(view: &View<'_>, member: &Member<'_>) -> Action {
         node: member.name.clone(),
         pool: view.pool.name.clone(),
         seen: member.node.version,
-        labels: std::collections::BTreeMap::new(),
-        annotations: std::collections::BTreeMap::from([(view.policy.keys.safe_load.clone(), None)]),
+        labels: Changes::default(),
+        annotations: Changes::from((view.policy.keys.safe_load.as_str(), None)),
         unschedulable: None,
         to: None,
         event: None,

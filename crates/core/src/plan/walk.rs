@@ -12,7 +12,7 @@ use super::ledger::Ledger;
 use super::pool::{Freshness, Member, Standing, Start, View, label_state};
 use super::removal::{self, BudgetBook, Progress};
 use super::{PoolStatus, restart, validation};
-use crate::action::{Action, Event, NodePatch, Transition};
+use crate::action::{Action, Changes, Event, NodePatch, Transition};
 use crate::contract::{KEEP_CORDONED_LABEL, State, VISIT_ANNOTATION, transition_message};
 use crate::names::{DriverName, RevisionHash};
 use crate::policy::{Drain, Policy, Removal};
@@ -97,7 +97,7 @@ fn pause(view: &View<'_>, member: &Member<'_>) -> Decision {
     match walk.with_pause(true, view.snapshot.now) {
         Some(walk) if walk.state.in_flight() => {
             // The note and nothing else: a label that a person sets at this moment is theirs.
-            let note = NodePatch { labels: BTreeMap::new(), ..record_patch(view, member, visit, walk) };
+            let note = NodePatch { labels: Changes::default(), ..record_patch(view, member, visit, walk) };
             Decision::act(Reason::Paused, Action::PatchNode(note))
         }
         _ => Decision::stay(Reason::Paused),
@@ -239,7 +239,7 @@ fn announce_ourselves(view: &View<'_>, member: &Member<'_>) -> Decision {
     let patch = NodePatch {
         to: None,
         event: None,
-        labels: BTreeMap::new(),
+        labels: Changes::default(),
         ..base_patch(view, member, State::UpgradeDone)
     };
     Decision::act(Reason::UpToDate, Action::PatchNode(patch))
@@ -278,9 +278,9 @@ fn cordon(view: &View<'_>, member: &Member<'_>, visit: Option<(&Visit, &Walk)>) 
     };
     let mut patch = base_patch(view, member, to);
     patch.unschedulable = taken.then_some(true);
-    patch.annotations.insert(VISIT_ANNOTATION.to_owned(), Some(visit.to_text()));
+    patch.annotations.set(VISIT_ANNOTATION, Some(visit.to_text()));
     if member.node.annotations.contains_key(&view.policy.keys.requested) {
-        patch.annotations.insert(view.policy.keys.requested.clone(), None);
+        patch.annotations.set(&view.policy.keys.requested, None);
     }
     Decision::act(Reason::Moving { to }, Action::PatchNode(patch))
 }
@@ -346,7 +346,7 @@ fn cordon_again(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk
     let mut patch = base_patch(view, member, walk.state);
     patch.to = None;
     patch.unschedulable = Some(true);
-    patch.annotations.insert(VISIT_ANNOTATION.to_owned(), Some(visit.to_text()));
+    patch.annotations.set(VISIT_ANNOTATION, Some(visit.to_text()));
     patch.event = Some(Event { warning: true, reason: view.policy.keys.event_reason.clone(), message });
     Decision::act(Reason::Writing, Action::PatchNode(patch))
 }
@@ -445,7 +445,7 @@ fn release(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> 
     let kept = member.node.labels().get(KEEP_CORDONED_LABEL).is_some_and(|v| v == "true");
     let mut patch = base_patch(view, member, State::UpgradeDone);
     patch.unschedulable = (visit.holds.cordon && !kept && member.node.unschedulable).then_some(false);
-    patch.annotations.insert(VISIT_ANNOTATION.to_owned(), None);
+    patch.annotations.set(VISIT_ANNOTATION, None);
     Decision::act(Reason::Moving { to: State::UpgradeDone }, Action::PatchNode(patch))
 }
 
@@ -493,9 +493,7 @@ pub(super) fn go(view: &View<'_>, member: &Member<'_>, to: State, walk: Option<W
             event.message = format!("{}. Cause: {}", event.message, failure.cause);
         }
         if let Standing::Visit(visit, _) = member.standing {
-            patch
-                .annotations
-                .insert(VISIT_ANNOTATION.to_owned(), Some(with_walk(view, visit, walk).to_text()));
+            patch.annotations.set(VISIT_ANNOTATION, Some(with_walk(view, visit, walk).to_text()));
         }
     }
     Decision::act(Reason::Moving { to }, Action::PatchNode(patch))
@@ -509,7 +507,7 @@ fn rewrite(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: Walk) -> A
 fn record_patch(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: Walk) -> NodePatch {
     let mut patch = base_patch(view, member, walk.state);
     (patch.to, patch.event) = (None, None);
-    patch.annotations.insert(VISIT_ANNOTATION.to_owned(), Some(with_walk(view, visit, walk).to_text()));
+    patch.annotations.set(VISIT_ANNOTATION, Some(with_walk(view, visit, walk).to_text()));
     patch
 }
 
@@ -522,15 +520,15 @@ fn with_walk(view: &View<'_>, visit: &Visit, walk: Walk) -> Visit {
 /// A patch that moves the state label, with everything that goes with it in any state.
 fn base_patch(view: &View<'_>, member: &Member<'_>, to: State) -> NodePatch {
     let keys = &view.policy.keys;
-    let mut annotations = BTreeMap::new();
+    let mut annotations = Changes::default();
     if !member.announced {
-        annotations.insert(keys.enabled.clone(), Some("true".to_owned()));
+        annotations.set(&keys.enabled, Some("true".to_owned()));
     }
     NodePatch {
         node: member.name.clone(),
         pool: view.pool.name.clone(),
         seen: member.node.version,
-        labels: BTreeMap::from([(keys.state.clone(), Some(to.as_str().to_owned()))]),
+        labels: Changes::from((keys.state.as_str(), Some(to.as_str().to_owned()))),
         annotations,
         unschedulable: None,
         to: Some(Transition { driver: view.policy.driver.clone(), from: member.state(), to }),

@@ -586,18 +586,15 @@ impl Fleet {
         let node = self.snapshot.nodes.get_mut(name).unwrap();
         assert_eq!(node.version, *seen, "{name} was written in between");
         node.version = version.into();
-        let merge = |into: &mut Labels, changes: &BTreeMap<String, Option<String>>| {
-            for (key, value) in changes {
-                match value {
-                    Some(value) => into.insert(key.clone(), value.clone()),
-                    None => into.remove(key),
-                };
-            }
-        };
-        for (key, value) in labels {
-            node.set_label(key, value.as_deref());
+        for (key, value) in labels.iter() {
+            node.set_label(key, value);
         }
-        merge(&mut node.annotations, annotations);
+        for (key, value) in annotations.iter() {
+            match value {
+                Some(value) => node.annotations.insert(key.to_owned(), value.to_owned()),
+                None => node.annotations.remove(key),
+            };
+        }
         node.unschedulable = unschedulable.unwrap_or(node.unschedulable);
         node.visit = Node::read_visit(&node.annotations);
     }
@@ -723,7 +720,9 @@ fn tell_patch(patch: &NodePatch) -> String {
         Some(false) => parts.push("-cordon".to_owned()),
         None => {}
     }
-    for (key, value) in &patch.annotations {
+    let mut annotations: Vec<_> = patch.annotations.iter().collect();
+    annotations.sort_unstable();
+    for (key, value) in annotations {
         let key = key.rsplit('/').next().unwrap_or_default().rsplit('.').next().unwrap_or_default();
         parts.push(format!("{}{key}", if value.is_some() { '+' } else { '-' }));
     }

@@ -1,11 +1,9 @@
 //! Bad plans, made by hand: each breaks one promise, and is caught breaking it.
 
-use std::collections::BTreeMap;
-
 use serde_json::json;
 
 use super::fixture::*;
-use crate::action::{Action, DeleteWhy, NodePatch, PodRef, RestartDriver, Transition};
+use crate::action::{Action, Changes, DeleteWhy, NodePatch, PodRef, RestartDriver, Transition};
 use crate::check::{Promise, violations};
 use crate::contract::{State, VISIT_ANNOTATION};
 use crate::names::ObjectName;
@@ -38,8 +36,8 @@ fn patch(node: &str, from: State, to: State) -> NodePatch {
         node: node.into(),
         pool: POOL.into(),
         seen: 1.into(),
-        labels: BTreeMap::from([(keys("gpu").state, Some(to.as_str().to_owned()))]),
-        annotations: BTreeMap::new(),
+        labels: Changes::from((keys("gpu").state.as_str(), Some(to.as_str().to_owned()))),
+        annotations: Changes::default(),
         unschedulable: None,
         to: Some(Transition { driver: "gpu".into(), from, to }),
         event: None,
@@ -164,16 +162,16 @@ fn a_paused_pool_only_notes_its_pause() {
     assert_eq!(broken(&fleet, vec![Action::PatchNode(moved.clone())]), bad);
     let note = NodePatch {
         to: None,
-        labels: BTreeMap::new(),
-        annotations: BTreeMap::from([(VISIT_ANNOTATION.to_owned(), Some("{}".to_owned()))]),
+        labels: Changes::default(),
+        annotations: Changes::from((VISIT_ANNOTATION, Some("{}".to_owned()))),
         ..moved
     };
     assert_eq!(broken(&fleet, vec![Action::PatchNode(note.clone())]), []);
     let cordon = NodePatch { unschedulable: Some(true), ..note.clone() };
     assert_eq!(broken(&fleet, vec![Action::PatchNode(cordon)]), bad);
-    let label = NodePatch { labels: BTreeMap::from([(keys("gpu").state, None)]), ..note.clone() };
+    let label = NodePatch { labels: Changes::from((keys("gpu").state.as_str(), None)), ..note.clone() };
     assert_eq!(broken(&fleet, vec![Action::PatchNode(label)]), bad);
-    let wipe = NodePatch { annotations: BTreeMap::from([(VISIT_ANNOTATION.to_owned(), None)]), ..note };
+    let wipe = NodePatch { annotations: Changes::from((VISIT_ANNOTATION, None)), ..note };
     assert_eq!(broken(&fleet, vec![Action::PatchNode(wipe)]), bad);
 }
 
@@ -183,8 +181,8 @@ fn a_frozen_pool_does_not_even_do_that() {
     fleet.snapshot.gpu_operator.deployments.insert("gpu-operator".into());
     let note = NodePatch {
         to: None,
-        labels: BTreeMap::new(),
-        annotations: BTreeMap::from([(VISIT_ANNOTATION.to_owned(), Some("{}".to_owned()))]),
+        labels: Changes::default(),
+        annotations: Changes::from((VISIT_ANNOTATION, Some("{}".to_owned()))),
         ..patch("n", State::PodDeletionRequired, State::PodDeletionRequired)
     };
     assert_eq!(broken(&fleet, vec![Action::PatchNode(note)]), [(Promise::StandsStill, "n".to_owned(), 0)]);
