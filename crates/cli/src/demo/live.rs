@@ -1,5 +1,7 @@
 //! The terminal while a demo runs: about ten frames a second, keys, and a clean way out.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
 use std::time::Duration;
 
@@ -20,7 +22,10 @@ const LAST_FRAME: Duration = Duration::from_millis(1500);
 
 /// Shows it until the end, or until the user leaves.
 pub(super) fn show(show: &Show, story: &Story, look: Look) -> anyhow::Result<Ending> {
-    let mut screen = Screen { show, story, look, view: None, begun: false };
+    let told_to_end = Arc::default();
+    signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&told_to_end))
+        .context("cannot listen for SIGTERM")?;
+    let mut screen = Screen { show, story, look, view: None, begun: false, told_to_end };
     if let Some(ending) = screen.before_the_first_frame()? {
         return Ok(ending);
     }
@@ -36,6 +41,8 @@ struct Screen<'a> {
     look: Look,
     view: Option<Box<View>>,
     begun: bool,
+    /// SIGTERM came. Without this the terminal would be left in its raw state.
+    told_to_end: Arc<AtomicBool>,
 }
 
 impl Screen<'_> {
@@ -70,7 +77,7 @@ impl Screen<'_> {
                 }
                 return Ok(ending);
             }
-            if user_leaves()? {
+            if user_leaves()? || self.told_to_end.load(Ordering::Relaxed) {
                 return Ok(Ending::LeftByUser);
             }
         }

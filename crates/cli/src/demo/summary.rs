@@ -12,7 +12,7 @@ const TROUBLES_MAX: usize = 5;
 
 /// What to do next: only things that exist.
 const TRY: &str = "  \
-  try: pitcrew demo --nodes 100 --instant     as fast as this machine can
+  try: pitcrew demo --nodes 1000 --instant    as fast as this machine can
        pitcrew demo --max-parallel 0          only maxUnavailable limits
        docs/quickstart.md                     the same on your cluster
 ";

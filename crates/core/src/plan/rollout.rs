@@ -62,10 +62,13 @@ fn has_target(rollout: &Rollout, target: &BTreeMap<String, RevisionHash>) -> boo
 /// Says what there is to say about a pool.
 pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &mut Plan) {
     policy_status(snapshot, pool, done, plan);
+    let newest = newest(snapshot, pool);
+    if let (PoolStatus::Frozen(_), Some((number, rollout))) = (&done.status, newest) {
+        freeze(snapshot, &name(pool, number), rollout, plan);
+    }
     if done.target.is_empty() || matches!(done.status, PoolStatus::Frozen(_)) {
         return;
     }
-    let newest = newest(snapshot, pool);
     let current = newest.filter(|(_, rollout)| has_target(rollout, &done.target));
     for (older, rollout) in
         rollouts(snapshot, pool).filter(|(number, _)| current.is_none_or(|(now, _)| *number != now))
@@ -100,11 +103,21 @@ fn create(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, number: u32, plan: 
     plan.actions.push(Action::CreateRollout { name, spec });
 }
 
+/// A rollout that is under way says that it stands still; the policy's status or an event says why.
+fn freeze(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan) {
+    let Some(said) = rollout.status.as_ref().filter(|said| !is_over(said)) else { return };
+    if said.phase != RolloutPhase::Frozen && may_write(snapshot, &Object::Rollout(name.to_owned()), plan) {
+        let status = RolloutStatus { phase: RolloutPhase::Frozen, ..said.clone() };
+        plan.actions.push(Action::RolloutStatus { name: name.to_owned(), status });
+    }
+}
+
+fn is_over(status: &RolloutStatus) -> bool {
+    matches!(status.phase, RolloutPhase::Done | RolloutPhase::Failed | RolloutPhase::Superseded)
+}
+
 fn supersede(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan) {
-    let over = |s: &RolloutStatus| {
-        matches!(s.phase, RolloutPhase::Done | RolloutPhase::Failed | RolloutPhase::Superseded)
-    };
-    if rollout.status.as_ref().is_some_and(over)
+    if rollout.status.as_ref().is_some_and(is_over)
         || !may_write(snapshot, &Object::Rollout(name.to_owned()), plan)
     {
         return;
@@ -145,7 +158,6 @@ fn status(snapshot: &Snapshot, done: &PoolPlan, said: Option<&RolloutStatus>) ->
     let moving = count(&State::in_flight);
     let waiting = count(&|s| s == State::UpgradeRequired || s == State::Unknown);
     let phase = match (&done.status, moving + waiting, failed) {
-        (PoolStatus::Frozen(_), ..) => RolloutPhase::Frozen,
         (_, 0, 0) => RolloutPhase::Done,
         (_, 0, _) => RolloutPhase::Failed,
         (PoolStatus::Paused, ..) => RolloutPhase::Paused,

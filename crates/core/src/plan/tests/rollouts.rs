@@ -61,6 +61,19 @@ fn a_newer_target_takes_its_place() {
 }
 
 #[test]
+fn a_frozen_pool_says_so_in_its_rollout_and_goes_on_when_it_thaws() {
+    let mut fleet = Fleet::new().nodes(2, |n| n.outdated().pod(pod("train").leaving()));
+    fleet.settle();
+    fleet.snapshot.gpu_operator.deployments.insert("deployment/gpu-operator".to_owned());
+    fleet.settle();
+    assert_eq!(phase(&fleet, "cluster-policy-1"), RolloutPhase::Frozen);
+    assert_eq!(fleet.told("Frozen").len(), 1, "it is said once");
+    fleet.snapshot.gpu_operator.deployments.clear();
+    fleet.settle();
+    assert_eq!(phase(&fleet, "cluster-policy-1"), RolloutPhase::Running);
+}
+
+#[test]
 fn a_target_that_is_taken_back_ends_its_rollout() {
     let mut fleet = Fleet::new().nodes(3, |n| n.outdated().skipped());
     fleet.settle();

@@ -65,13 +65,3 @@ async fn a_settled_cluster_is_quiet() {
     let after = cluster.server.counts();
     assert_eq!(before.by_request, after.by_request);
 }
-
-/// `cargo test --release -p pitcrew-sim --lib actors::tests::fleet::thousand -- --ignored --nocapture`
-#[tokio::test(start_paused = true)]
-#[ignore = "takes a while in a debug build"]
-async fn thousand() {
-    let (_, requests) = upgraded(1000).await;
-    for ((user, verb, resource), count) in &requests.by_request {
-        println!("{count:6} {user} {verb} {resource}");
-    }
-}
