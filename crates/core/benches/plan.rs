@@ -146,7 +146,8 @@ fn passes(criterion: &mut Criterion) {
     ];
     let steady = fleet(&default, "new", |_| State::UpgradeDone);
     let waiting = fleet(&default, "old", |_| State::UpgradeRequired);
-    let a_quarter = |i: usize| if i.is_multiple_of(4) { walk[(i / 4) % walk.len()] } else { State::UpgradeRequired };
+    let a_quarter =
+        |i: usize| if i.is_multiple_of(4) { walk[(i / 4) % walk.len()] } else { State::UpgradeRequired };
     let moving = fleet(&limited, "old", a_quarter);
     let starting = fleet(&unlimited, "old", a_quarter);
 
