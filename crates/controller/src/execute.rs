@@ -1,5 +1,6 @@
 //! One action, one call (the restart of a driver: two looks and a call). What came of it goes back to the loop.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
@@ -9,6 +10,7 @@ use pitcrew_core::action::{Action, PodRef, RestartDriver};
 use pitcrew_core::api::{DriverPolicy, Rollout, RolloutSpec};
 use pitcrew_core::contract::State;
 use pitcrew_core::plan::uses_device;
+use pitcrew_core::snapshot::Pod;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -131,7 +133,7 @@ impl Executor {
         for pod in pods {
             let seen = pod.metadata.resource_version.clone();
             let pod = view::pod(pod)?;
-            if uses_device(&restart.devices, &pod) {
+            if !restart.in_place && holds_device(restart, &pod) {
                 return Err(CallError::LastLook(format!("pod {} uses the device", pod.name)));
             }
             if pod.uid == restart.pod.uid {
@@ -173,6 +175,14 @@ impl Executor {
         self.metrics.request(verb, resource, result.as_ref().map_or_else(CallError::outcome, |_| "ok"));
         result
     }
+}
+
+/// Claims are not read again; a pod with claims that the plan did not judge counts as a user.
+fn holds_device(restart: &RestartDriver, pod: &Pod) -> bool {
+    let judged = restart.harmless.contains(&pod.uid);
+    let nothing_known = BTreeMap::new();
+    let devices = &restart.devices;
+    if judged { devices.asked_for_by(pod) } else { uses_device(devices, pod, &nothing_known) }
 }
 
 /// Whether the node is the one of the plan, cordoned, on its visit, at the restart.

@@ -9,7 +9,7 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::core::PartialObjectMeta;
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
 use pitcrew_core::api::{ClusterPolicy, DriverPolicy, NVIDIADriver, Rollout};
@@ -33,6 +33,7 @@ pub(crate) enum Kind {
     Lease,
     Deployment,
     Definition,
+    Claim,
 }
 
 /// Something that was seen.
@@ -49,6 +50,7 @@ pub(crate) enum Observation {
     Lease(Event<Lease>),
     Deployment(Event<Deployment>),
     Definition(Event<PartialObjectMeta<CustomResourceDefinition>>),
+    Claim(Event<DynamicObject>),
     /// A watch broke and is taken up again.
     Broken(Kind, watcher::Error),
 }
@@ -60,7 +62,7 @@ pub(crate) struct Watches {
 }
 
 /// Kinds without whose first list nothing can be judged.
-pub(crate) const REQUIRED: [Kind; 10] = [
+pub(crate) const REQUIRED: [Kind; 11] = [
     Kind::Node,
     Kind::Pod,
     Kind::DaemonSet,
@@ -71,6 +73,7 @@ pub(crate) const REQUIRED: [Kind; 10] = [
     Kind::Lease,
     Kind::Deployment,
     Kind::Definition,
+    Kind::Claim,
 ];
 
 impl Watches {
@@ -81,14 +84,14 @@ impl Watches {
         watches.add(Kind::DriverPolicy, all(), Observation::DriverPolicy);
         watches.add(Kind::Rollout, all(), Observation::Rollout);
         watches.add(Kind::Node, all(), Observation::Node);
-        // Pods that no node has yet cannot hold a device.
-        watches.add(Kind::Pod, all().fields("spec.nodeName!="), Observation::Pod);
+        watches.add(Kind::Pod, all(), Observation::Pod);
         watches.add(Kind::DaemonSet, all(), Observation::DaemonSet);
         watches.add(Kind::Revision, all(), Observation::Revision);
         watches.add(Kind::Budget, all(), Observation::Budget);
         let operator_lease = format!("metadata.name={GPU_OPERATOR_LEASE}");
         watches.add(Kind::Lease, all().fields(&operator_lease), Observation::Lease);
         watches.add(Kind::Deployment, all().labels(GPU_OPERATOR_SELECTOR), Observation::Deployment);
+        watches.streams.push(claims(watches.client.clone()));
         watches
     }
 
@@ -106,23 +109,67 @@ impl Watches {
     where
         K: Resource<DynamicType = ()> + DeserializeOwned + Clone + std::fmt::Debug + Send + 'static,
     {
-        let api = Api::<K>::all(self.client.clone());
-        let events = kube::runtime::watcher(api, config).boxed();
-        let stream = stream::unfold((events, 0_u32), move |(mut events, failures)| async move {
-            if failures > 0 {
-                tokio::time::sleep(pause_after(failures)).await;
-            }
-            Some(match events.next().await? {
-                Ok(event) => (wrap(event), (events, 0)),
-                Err(error) => (Observation::Broken(kind, error), (events, failures + 1)),
-            })
-        });
-        self.streams.push(stream.boxed());
+        self.streams.push(observe(Api::<K>::all(self.client.clone()), kind, config, wrap));
     }
 
     pub(crate) async fn next(&mut self) -> Option<Observation> {
         self.streams.next().await
     }
+}
+
+fn observe<K>(
+    api: Api<K>,
+    kind: Kind,
+    config: watcher::Config,
+    wrap: fn(Event<K>) -> Observation,
+) -> BoxStream<'static, Observation>
+where
+    K: Resource + DeserializeOwned + Clone + std::fmt::Debug + Send + 'static,
+    K::DynamicType: Clone + Send,
+{
+    let events = kube::runtime::watcher(api, config).boxed();
+    stream::unfold((events, 0_u32), move |(mut events, failures)| async move {
+        if failures > 0 {
+            tokio::time::sleep(pause_after(failures)).await;
+        }
+        Some(match events.next().await? {
+            Ok(event) => (wrap(event), (events, 0)),
+            Err(error) => (Observation::Broken(kind, error), (events, failures + 1)),
+        })
+    })
+    .boxed()
+}
+
+/// Resource claims, in the newest version that this cluster serves. A cluster that serves none has none.
+fn claims(client: Client) -> BoxStream<'static, Observation> {
+    let find = async move {
+        let mut failures = 0;
+        let version = loop {
+            match served_version(&client).await {
+                Ok(version) => break version,
+                Err(error) => tracing::warn!(%error, "cannot ask which API groups are served; asks again"),
+            }
+            failures += 1;
+            tokio::time::sleep(pause_after(failures)).await;
+        };
+        let Some(version) = version else {
+            let none = [Event::Init, Event::InitDone].map(Observation::Claim);
+            return stream::iter(none).chain(stream::pending()).boxed();
+        };
+        let kind = GroupVersionKind::gvk(CLAIMS_GROUP, version, "ResourceClaim");
+        let api = Api::all_with(client, &ApiResource::from_gvk(&kind));
+        observe(api, Kind::Claim, watcher::Config::default(), Observation::Claim)
+    };
+    stream::once(find).flatten().boxed()
+}
+
+const CLAIMS_GROUP: &str = "resource.k8s.io";
+
+async fn served_version(client: &Client) -> kube::Result<Option<&'static str>> {
+    let groups = client.list_api_groups().await?;
+    let group = groups.groups.iter().find(|group| group.name == CLAIMS_GROUP);
+    let served = |version: &&str| group.is_some_and(|g| g.versions.iter().any(|v| v.version == *version));
+    Ok(["v1", "v1beta2", "v1beta1"].into_iter().find(served))
 }
 
 /// Without chance, so that a run on virtual time can be repeated.

@@ -44,6 +44,7 @@ pub const PERMISSIONS: &[(&str, &str, &str, &[&str])] = &[
     ("apps", "controllerrevisions", "", &["list", "watch"]),
     ("apps", "deployments", "", &["list", "watch"]),
     ("policy", "poddisruptionbudgets", "", &["list", "watch"]),
+    ("resource.k8s.io", "resourceclaims", "", &["list", "watch"]),
     ("coordination.k8s.io", "leases", "", &["get", "list", "watch", "create", "update"]),
     ("apiextensions.k8s.io", "customresourcedefinitions", "", &["list", "watch"]),
     ("nvidia.com", "clusterpolicies", "", &["list", "watch"]),

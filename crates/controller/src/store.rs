@@ -97,6 +97,10 @@ impl Store {
                 let budget = view::budget(&object);
                 store.snapshot.budgets.insert(name, budget.clone()).as_ref() != Some(&budget)
             }),
+            Observation::Claim(event) => self.fold_kind(Kind::Claim, event, |store, object| {
+                let (name, claim) = (object_name(&object.metadata), view::claim(&object));
+                store.snapshot.claims.insert(name, claim.clone()).as_ref() != Some(&claim)
+            }),
             Observation::DriverPolicy(event) => {
                 self.fold_kind(Kind::DriverPolicy, event, Self::put_driver_policy)
             }
@@ -233,6 +237,7 @@ impl Store {
             Kind::DaemonSet => snapshot.daemon_sets.remove(&known.uid).is_some(),
             Kind::Revision => snapshot.revisions.remove(&known.uid).is_some(),
             Kind::Budget => snapshot.budgets.remove(name).is_some(),
+            Kind::Claim => snapshot.claims.remove(name).is_some(),
             Kind::DriverPolicy => {
                 snapshot.sources.driver_policy_status.remove(plain);
                 snapshot.sources.driver_policies.remove(plain).is_some()

@@ -4,13 +4,13 @@ use k8s_openapi::api::apps::v1::DaemonSet as ApiDaemonSet;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use kube::core::Selector;
+use kube::core::{DynamicObject, Selector};
 use pitcrew_core::api::{ClusterPolicy, Rollout as ApiRollout};
 use pitcrew_core::contract::{CONFIG_DIGEST_ENV, REVISION_LABEL, TIMEOUT_ACTION_ANNOTATION};
 use pitcrew_core::names::{NodeName, ObjectName, ResourceVersion, Uid};
 use pitcrew_core::policy::{ClusterPolicyFacts, Source};
 use pitcrew_core::snapshot::{
-    Budget, DaemonSet, Node, Owner, OwnerKind, Phase, Pod, Rollout, TemplateRevision, Trouble,
+    Budget, Claim, DaemonSet, Node, Owner, OwnerKind, Phase, Pod, Rollout, TemplateRevision, Trouble,
 };
 use pitcrew_core::version::DriverVersion;
 use serde_json::Value;
@@ -58,26 +58,75 @@ pub(crate) fn node(object: wire::Node) -> Result<(NodeName, Node), Incomplete> {
 pub(crate) fn pod(object: wire::Pod) -> Result<Pod, Incomplete> {
     let wire::Pod { metadata, spec, status } = object;
     let Identity { uid, version, .. } = identity(&metadata)?;
+    let finalizer = finalizer(&metadata);
     let mirror = metadata.annotations.as_ref().is_some_and(|a| a.contains_key(MIRROR_ANNOTATION));
     Ok(Pod {
         name: object_name(&metadata),
         uid,
         version,
-        node: spec.node_name.as_str().into(),
+        node: meant_for(&metadata, &spec).into(),
         owner: controller(metadata.owner_references.as_deref()).map(owner),
         revision: metadata.labels.as_ref().and_then(Pod::read_revision),
         labels: metadata.labels.unwrap_or_default(),
         phase: phase(&status.phase),
         ready: status.phase == "Running" && is_true(&status.conditions, "Ready"),
-        deleting: metadata.deletion_timestamp.map(|time| time.0),
+        deleting: metadata.deletion_timestamp.as_ref().map(|time| time.0),
         started: started(&status),
         resources: extended_resources(&spec),
+        claims: claims(&spec, &status),
+        runtime_class: spec.runtime_class_name.as_deref().map(Into::into),
+        host_paths: host_paths(&spec),
+        finalizer: finalizer.filter(|_| metadata.deletion_timestamp.is_some()),
         empty_dir: spec.volumes.iter().any(|volume| volume.empty_dir.is_some()),
         mirror,
         trouble: trouble(&status),
         digest: digest(&spec),
         image: spec.containers.first().map(|c| c.image.as_str()).unwrap_or_default().into(),
     })
+}
+
+/// The node that a pod is on; or, if the scheduler has not placed it, the one that its DaemonSet made it for.
+fn meant_for<'a>(metadata: &ObjectMeta, spec: &'a wire::PodSpec) -> &'a str {
+    let of_daemon_set =
+        || controller(metadata.owner_references.as_deref()).is_some_and(|owner| owner.kind == "DaemonSet");
+    if !spec.node_name.is_empty() || !of_daemon_set() {
+        return &spec.node_name;
+    }
+    let required = spec.affinity.as_ref().and_then(|affinity| {
+        affinity.node_affinity.as_ref()?.required_during_scheduling_ignored_during_execution.as_ref()
+    });
+    let terms = required.map(|required| required.node_selector_terms.as_slice()).unwrap_or_default();
+    let mut fields = terms.iter().flat_map(|term| term.match_fields.iter().flatten());
+    let by_name = fields.find(|field| field.key == "metadata.name" && field.operator == "In");
+    by_name.and_then(|field| field.values.as_ref()?.first()).map(String::as_str).unwrap_or_default()
+}
+
+/// The names of the claims that a pod uses. Those made for the pod are named in its status.
+fn claims(spec: &wire::PodSpec, status: &wire::PodStatus) -> Vec<Box<str>> {
+    let generated = |name: &str| {
+        let found = status.resource_claim_statuses.iter().find(|claim| claim.name == name);
+        found.and_then(|claim| claim.resource_claim_name.as_deref())
+    };
+    let names = spec.resource_claims.iter();
+    let names = names.filter_map(|c| c.resource_claim_name.as_deref().or_else(|| generated(&c.name)));
+    names.map(Into::into).collect()
+}
+
+fn host_paths(spec: &wire::PodSpec) -> Vec<Box<str>> {
+    let paths = spec.volumes.iter().filter_map(|volume| volume.host_path.as_ref());
+    paths.map(|path| path.path.as_str().into()).collect()
+}
+
+fn finalizer(metadata: &ObjectMeta) -> Option<Box<str>> {
+    metadata.finalizers.as_ref()?.first().map(|finalizer| finalizer.as_str().into())
+}
+
+/// What a resource claim is allocated from, whatever version of the API it came in.
+pub(crate) fn claim(object: &DynamicObject) -> Claim {
+    let results = object.data.pointer("/status/allocation/devices/results").and_then(Value::as_array);
+    let for_use = |result: &&Value| result["adminAccess"] != Value::Bool(true);
+    let drivers = results.into_iter().flatten().filter(for_use).filter_map(|r| r["driver"].as_str());
+    Claim { drivers: drivers.map(str::to_owned).collect() }
 }
 
 fn is_true(conditions: &[wire::Condition], kind: &str) -> bool {
@@ -134,6 +183,12 @@ fn extended_resources(spec: &wire::PodSpec) -> Vec<(Box<str>, u32)> {
 
 /// What the first container says that is not on its ordinary way up.
 fn trouble(status: &wire::PodStatus) -> Option<Trouble> {
+    let unplaced =
+        status.conditions.iter().find(|c| c.kind == "PodScheduled" && c.status == "False");
+    if let Some(condition) = unplaced {
+        let (reason, message) = (condition.reason.as_str().into(), condition.message.as_str().into());
+        return Some(Trouble { container: "pod".into(), reason, message, restarts: 0 });
+    }
     let containers = status.init_container_statuses.iter().chain(&status.container_statuses);
     containers.into_iter().find_map(|container| {
         let (reason, message) = match (&container.state.waiting, &container.state.terminated) {
@@ -210,6 +265,7 @@ pub(crate) fn budget(object: &PodDisruptionBudget) -> Budget {
         allowed: status.disruptions_allowed.unwrap_or_default(),
         healthy: status.current_healthy.unwrap_or_default(),
         desired: status.desired_healthy.unwrap_or_default(),
+        expected: status.expected_pods.unwrap_or_default(),
         current: status.observed_generation == object.metadata.generation,
     }
 }

@@ -64,6 +64,10 @@ pub(crate) struct Condition {
     #[serde(rename = "type")]
     pub(crate) kind: String,
     pub(crate) status: String,
+    #[serde(default)]
+    pub(crate) reason: String,
+    #[serde(default)]
+    pub(crate) message: String,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -87,6 +91,21 @@ pub(crate) struct PodSpec {
     pub(crate) init_containers: Vec<Container>,
     #[serde(default)]
     pub(crate) volumes: Vec<Volume>,
+    #[serde(default)]
+    pub(crate) runtime_class_name: Option<String>,
+    #[serde(default)]
+    pub(crate) resource_claims: Vec<ClaimRef>,
+    #[serde(default)]
+    pub(crate) affinity: Option<core::v1::Affinity>,
+}
+
+/// A claim by its own name, or one that is made for the pod; then the pod's status has the name.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ClaimRef {
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) resource_claim_name: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -120,6 +139,14 @@ pub(crate) struct Env {
 pub(crate) struct Volume {
     #[serde(default)]
     pub(crate) empty_dir: Option<IgnoredAny>,
+    #[serde(default)]
+    pub(crate) host_path: Option<HostPath>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct HostPath {
+    #[serde(default)]
+    pub(crate) path: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -133,6 +160,8 @@ pub(crate) struct PodStatus {
     pub(crate) container_statuses: Vec<ContainerStatus>,
     #[serde(default)]
     pub(crate) init_container_statuses: Vec<ContainerStatus>,
+    #[serde(default)]
+    pub(crate) resource_claim_statuses: Vec<ClaimRef>,
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -48,6 +48,10 @@ fn pod(node: &NodeName, namespace: &str, name: &str, labels: Labels, owner: (Own
         deleting: None,
         started: Some(now() - SignedDuration::from_hours(1)),
         resources: vec![],
+        claims: vec![],
+        runtime_class: None,
+        host_paths: vec![],
+        finalizer: None,
         empty_dir: false,
         mirror: false,
         trouble: None,
@@ -111,7 +115,8 @@ fn fleet(options: &Value, revision: &str, state: impl Fn(usize) -> State) -> Sna
         snapshot.revisions.insert(hash.into(), revision);
     }
     let selector = selector::parse("app=train").ok();
-    let budget = Budget { selector, allowed: 100, healthy: 20_000, desired: 19_900, current: true };
+    let budget =
+        Budget { selector, allowed: 100, healthy: 20_000, desired: 19_900, expected: 20_000, current: true };
     snapshot.budgets.insert(ObjectName::new("work", "train"), budget);
     for i in 0..NODES {
         let name = NodeName::from(format!("gpu-{i:05}"));
@@ -122,7 +127,7 @@ fn fleet(options: &Value, revision: &str, state: impl Fn(usize) -> State) -> Sna
         let visited = state.in_flight() && state != State::CordonRequired;
         if visited {
             let walk = Walk::begin(state, now() - SignedDuration::from_secs(10), "new".into());
-            let visit = Visit::begin(None, now(), Holds { cordon: true }, "gpu".into(), walk);
+            let visit = Visit::begin(None, now(), Holds::only_cordon(), "gpu".into(), walk);
             annotations.insert(VISIT_ANNOTATION.to_owned(), visit.to_text());
         }
         let mut node = Node::new(format!("uid-{name}").into(), 1.into(), labels, annotations);

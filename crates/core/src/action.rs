@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::api::{DriverPolicyStatus, RolloutSpec, RolloutStatus};
 use crate::contract::State;
 use crate::names::{DriverName, NodeName, ObjectName, PoolName, ResourceVersion, Uid};
-use crate::policy::{Pattern, Source};
+use crate::policy::{Devices, Source};
 use crate::snapshot::Object;
 
 /// One effect.
@@ -208,6 +208,10 @@ pub struct RestartDriver {
     pub pod: PodRef,
     /// The node's UID.
     pub node_uid: Uid,
-    /// Pods that ask for any of these must be gone.
-    pub devices: Vec<Pattern>,
+    /// The installed driver stays what it is: pods may go on using it.
+    pub in_place: bool,
+    /// Pods that use any of these must be gone.
+    pub devices: Devices,
+    /// Pods whose resource claims have nothing to do with the device.
+    pub harmless: Vec<Uid>,
 }

@@ -7,12 +7,12 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::action::{Action, NodePatch};
+use crate::action::{Action, NodePatch, RestartDriver};
 use crate::contract::{State, VISIT_ANNOTATION};
 use crate::names::{NodeName, PoolName};
 use crate::plan::{Plan, PoolPlan, PoolStatus, uses_device};
 use crate::policy::{self, Policy, Pool};
-use crate::snapshot::{Node, Object, Snapshot};
+use crate::snapshot::{Node, Object, Pod, Snapshot};
 use crate::visit::Visit;
 
 /// A promise that an action would break.
@@ -141,9 +141,10 @@ fn foreign_nodes(snapshot: &Snapshot, mine: &[(usize, &Action)]) -> Broken {
 fn foreign_cordons(snapshot: &Snapshot, done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
     let may_lift = |node: &NodeName| {
         let visit = visit(snapshot, node);
-        let validated =
-            |v: &Visit| v.drivers.get(&done.driver).is_some_and(|w| w.state == State::UncordonRequired);
-        visit.is_some_and(|v| v.holds.cordon && validated(v))
+        // Validated, or given back before its driver was touched.
+        let may = |state: State| state == State::UncordonRequired || state.before_restart();
+        let at_the_end = |v: &Visit| v.drivers.get(&done.driver).is_some_and(|walk| may(walk.state));
+        visit.is_some_and(|v| v.holds.cordon && at_the_end(v))
     };
     let lifts = patches(mine).filter(|(_, patch)| patch.unschedulable == Some(false));
     lifts.filter(|(_, patch)| !may_lift(&patch.node)).map(|(i, patch)| (i, patch.node.clone())).collect()
@@ -224,11 +225,23 @@ fn members<'a>(snapshot: &'a Snapshot, done: &'a PoolPlan) -> impl Iterator<Item
 }
 
 fn under_work(snapshot: &Snapshot, policy: &Policy, mine: &[(usize, &Action)]) -> Broken {
-    let busy = |node: &NodeName| snapshot.pods_on(node).any(|pod| uses_device(&policy.devices, pod));
-    let restarts = mine.iter().filter(|(_, action)| matches!(action, Action::RestartDriver(_)));
+    let uses = |pod: &Pod| uses_device(&policy.devices, pod, &snapshot.claims);
+    let busy = |node: &NodeName| snapshot.pods_on(node).any(uses);
+    let restarts = mine.iter().filter(|(_, action)| match action {
+        Action::RestartDriver(restart) => !stays_installed(snapshot, restart),
+        _ => false,
+    });
     restarts
         .filter_map(|(i, action)| action.node().filter(|node| busy(node)).map(|node| (*i, node.clone())))
         .collect()
+}
+
+/// The pod and the template that replaces it install the same driver.
+fn stays_installed(snapshot: &Snapshot, restart: &RestartDriver) -> bool {
+    let pod = snapshot.pods_on(&restart.pod.node).find(|pod| pod.uid == restart.pod.uid);
+    let template = pod.and_then(|pod| snapshot.daemon_sets.get(&pod.owner.as_ref()?.uid));
+    let digests = pod.and_then(|pod| pod.digest.as_deref()).zip(template.and_then(|ds| ds.digest.as_deref()));
+    restart.in_place && digests.is_some_and(|(old, new)| !old.is_empty() && old == new)
 }
 
 fn patches<'a>(mine: &'a [(usize, &'a Action)]) -> impl Iterator<Item = (usize, &'a NodePatch)> {

@@ -14,6 +14,8 @@ use crate::names::DriverName;
 pub const DEFAULT_LABEL_DOMAIN: &str = "nvidia.com";
 /// The visit record on a node: JSON, one annotation, the truth while pitcrew owns the node.
 pub const VISIT_ANNOTATION: &str = "pitcrew.dev/visit";
+/// Node annotation: given back with its old driver because its pods could not leave, and when.
+pub const RELEASED_ANNOTATION: &str = "pitcrew.dev/released";
 /// A person's wish that a node stays cordoned after its visit.
 pub const KEEP_CORDONED_LABEL: &str = "pitcrew.dev/keep-cordoned";
 /// On a ClusterPolicy: what to do with pods that did not leave in time, `Fail` or `Delete`.
@@ -142,6 +144,17 @@ impl State {
         }
     }
 
+    /// On a visit, and the driver has not been touched yet.
+    pub fn before_restart(self) -> bool {
+        matches!(
+            self,
+            State::CordonRequired
+                | State::WaitForJobsRequired
+                | State::PodDeletionRequired
+                | State::DrainRequired
+        )
+    }
+
     /// Between the slot and the release: the node counts against `maxParallelUpgrades`.
     pub fn in_flight(self) -> bool {
         matches!(
@@ -215,9 +228,17 @@ impl Keys {
     }
 }
 
+/// An emptied node is not a spare node: autoscalers leave nodes with these annotations alone.
+pub const SCALE_DOWN_HOLDS: [(&str, &str); 2] = [
+    ("cluster-autoscaler.kubernetes.io/scale-down-disabled", "true"),
+    ("karpenter.sh/do-not-disrupt", "true"),
+];
+
 /// The annotations that pitcrew reads from nodes, and the labels that it looks for in every pass.
 pub fn is_relevant(key: &str) -> bool {
-    key.starts_with("pitcrew.dev/") || key.contains("-driver-upgrade")
+    key.starts_with("pitcrew.dev/")
+        || key.contains("-driver-upgrade")
+        || SCALE_DOWN_HOLDS.iter().any(|(hold, _)| *hold == key)
 }
 
 /// The message of the event that announces a transition, word for word as documented.

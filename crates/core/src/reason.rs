@@ -103,6 +103,36 @@ pub enum Reason {
         /// When that becomes a failure.
         until: Option<Timestamp>,
     },
+    /// A budget wants all of its pods: it will never allow an eviction as it is.
+    BudgetNever {
+        /// The PodDisruptionBudget.
+        budget: ObjectName,
+        /// The pod that cannot leave.
+        pod: ObjectName,
+        /// How many pods it counts, and how many of them it wants healthy.
+        pods: (i32, i32),
+    },
+    /// A pod was told to go, its time is over, and it is still there.
+    PodStuck {
+        /// Which.
+        pod: ObjectName,
+        /// What keeps it.
+        why: String,
+        /// When that becomes a failure.
+        until: Option<Timestamp>,
+    },
+    /// So many nodes failed that no more are started.
+    TooManyFailed {
+        /// Failed nodes.
+        failed: usize,
+        /// How many are accepted.
+        limit: usize,
+    },
+    /// The rollout was aborted.
+    Aborted {
+        /// Which.
+        rollout: String,
+    },
     /// Pods that the policy does not allow to evict.
     CannotBeEmptied {
         /// Which, and what would allow it.
@@ -212,6 +242,10 @@ impl Reason {
             Reason::WaitingForJobs { .. } => "waiting-for-jobs",
             Reason::PodsLeaving { .. } => "pods-leaving",
             Reason::BudgetBlocks { .. } => "budget-blocks",
+            Reason::BudgetNever { .. } => "budget-never",
+            Reason::PodStuck { .. } => "pod-stuck",
+            Reason::TooManyFailed { .. } => "too-many-failed",
+            Reason::Aborted { .. } => "aborted",
             Reason::CannotBeEmptied { .. } => "cannot-be-emptied",
             Reason::DriverStopping { .. } => "driver-stopping",
             Reason::DriverStarting { .. } => "driver-starting",
@@ -253,10 +287,13 @@ impl Reason {
             | Reason::OtherDriver { .. }
             | Reason::ApiError { .. }
             | Reason::Conflict => Kind::Waiting,
-            Reason::Paused | Reason::Skipped { .. } => Kind::Paused,
+            Reason::Paused | Reason::Skipped { .. } | Reason::Aborted { .. } => Kind::Paused,
             Reason::DriverNotReady { .. }
             | Reason::NodeNotReady
             | Reason::BudgetBlocks { .. }
+            | Reason::BudgetNever { .. }
+            | Reason::PodStuck { .. }
+            | Reason::TooManyFailed { .. }
             | Reason::CannotBeEmptied { .. }
             | Reason::PoolFrozen { .. }
             | Reason::TwoPolicies { .. }
@@ -273,6 +310,7 @@ impl Reason {
             Reason::NoDriverPod { until, .. }
             | Reason::WaitingForJobs { until, .. }
             | Reason::PodsLeaving { until, .. }
+            | Reason::PodStuck { until, .. }
             | Reason::BudgetBlocks { until, .. } => *until,
             Reason::DriverStopping { until, .. }
             | Reason::DriverStarting { until, .. }
@@ -310,6 +348,18 @@ impl fmt::Display for Reason {
                 f,
                 "pod {pod} cannot leave: poddisruptionbudget/{budget} wants {desired} healthy pods and has {healthy}"
             ),
+            Reason::BudgetNever { budget, pod, pods: (expected, desired) } => write!(
+                f,
+                "pod {pod} could never leave: poddisruptionbudget/{budget} wants {desired} of its {} healthy; \
+                 scale the workload or change the budget",
+                count(*expected, "pod")
+            ),
+            Reason::PodStuck { pod, why, .. } => write!(f, "pod {pod} is stuck in Terminating: {why}"),
+            Reason::TooManyFailed { failed, limit } => write!(
+                f,
+                "{failed} nodes failed and at most {limit} may (limits.failureThreshold); no more are started"
+            ),
+            Reason::Aborted { rollout } => write!(f, "rollout {rollout} was aborted"),
             Reason::CannotBeEmptied { what } => write!(f, "cannot be emptied: {what}"),
             Reason::DriverStopping { pod, .. } => write!(f, "old driver pod {pod} is stopping"),
             Reason::DriverStarting { pod, says, .. } => write!(f, "driver pod {pod} starts: {says}"),
@@ -358,6 +408,10 @@ impl fmt::Display for Limit {
             }
         }
     }
+}
+
+fn count(number: i32, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
 /// Names the first pods and counts the rest: sentences stay short on full nodes.

@@ -34,6 +34,8 @@ pub struct Snapshot {
     pub revisions: BTreeMap<Uid, TemplateRevision>,
     /// PodDisruptionBudgets.
     pub budgets: BTreeMap<ObjectName, Budget>,
+    /// Resource claims (DRA).
+    pub claims: BTreeMap<ObjectName, Claim>,
     /// Policy objects.
     pub sources: Sources,
     /// Rollouts so far.
@@ -63,6 +65,7 @@ impl Snapshot {
             daemon_sets: BTreeMap::new(),
             revisions: BTreeMap::new(),
             budgets: BTreeMap::new(),
+            claims: BTreeMap::new(),
             sources: Sources::default(),
             rollouts: BTreeMap::new(),
             gpu_operator: GpuOperator::default(),
@@ -180,6 +183,14 @@ pub struct Pod {
     pub started: Option<Timestamp>,
     /// Extended resources that any of its containers asks for, with the amount.
     pub resources: Vec<(Box<str>, u32)>,
+    /// The resource claims (DRA) that it uses, in its namespace.
+    pub claims: Vec<Box<str>>,
+    /// Its runtime class.
+    pub runtime_class: Option<Box<str>>,
+    /// Paths of the node that it mounts.
+    pub host_paths: Vec<Box<str>>,
+    /// A finalizer that keeps it, once it was told to go.
+    pub finalizer: Option<Box<str>>,
     /// It has an emptyDir volume.
     pub empty_dir: bool,
     /// It is the kubelet's own (static) pod.
@@ -255,6 +266,16 @@ pub struct Trouble {
     pub restarts: u32,
 }
 
+impl Trouble {
+    /// One failure may pass; a loop, or an image that is not there, does not.
+    pub fn is_serious(&self) -> bool {
+        self.restarts > 0
+            || ["BackOff", "ImagePull", "InvalidImage", "CreateContainer", "Unschedulable"]
+                .iter()
+                .any(|sign| self.reason.contains(sign))
+    }
+}
+
 /// A DaemonSet in a driver's namespace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DaemonSet {
@@ -302,8 +323,24 @@ pub struct Budget {
     pub healthy: i32,
     /// Healthy pods that it wants.
     pub desired: i32,
+    /// Pods that it counts.
+    pub expected: i32,
     /// Its status speaks of its spec.
     pub current: bool,
+}
+
+impl Budget {
+    /// It wants all of its pods healthy: as long as nobody scales or edits, no eviction will ever be allowed.
+    pub fn never_allows(&self) -> bool {
+        self.current && self.expected > 0 && self.desired >= self.expected
+    }
+}
+
+/// A resource claim.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Claim {
+    /// The DRA drivers that have allocated devices to it, for use (not for administration).
+    pub drivers: BTreeSet<String>,
 }
 
 /// Policy objects, by name.

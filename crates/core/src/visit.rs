@@ -33,11 +33,21 @@ pub struct Visit {
 }
 
 /// What was set on the node for the visit.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Holds {
     /// We cordoned it. `false`: somebody else had, and the cordon is theirs to lift.
     #[serde(default)]
     pub cordon: bool,
+    /// Annotations that we set, and what they were before.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, Option<String>>,
+}
+
+impl Holds {
+    /// The cordon alone.
+    pub fn only_cordon() -> Self {
+        Self { cordon: true, annotations: BTreeMap::new() }
+    }
 }
 
 /// One driver's walk within a visit.
@@ -58,6 +68,9 @@ pub struct Walk {
     /// The driver pod of a failed attempt: replaced by the next one even if its revision is right.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replace: Option<Uid>,
+    /// The driver pod whose trouble was told in an event: once each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub told: Option<Uid>,
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
@@ -192,6 +205,7 @@ impl Walk {
             target,
             attempts: 0,
             replace: None,
+            told: None,
             failure: None,
         }
     }
@@ -266,7 +280,7 @@ mod tests {
         let cause =
             Cause::NotValidated { what: "pod gpu-operator/validator-x is not ready".into(), seconds: 600 };
         walk.failure = Some(Failure { cause, pod: Some("uid-1".into()) });
-        let visit = Visit::begin(Some("gpu-1".into()), now, Holds { cordon: true }, "gpu".into(), walk);
+        let visit = Visit::begin(Some("gpu-1".into()), now, Holds::only_cordon(), "gpu".into(), walk);
         let text = visit.to_text();
         assert_eq!(Visit::parse(&text), Ok(visit));
         assert!(text.len() < 500, "{text}");

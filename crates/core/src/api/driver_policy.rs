@@ -91,6 +91,15 @@ pub struct DevicesSpec {
     /// Extended resource names; a trailing `*` matches any ending.
     #[serde(default)]
     pub resources: Vec<String>,
+    /// DRA drivers: pods with a claim that one of them has allocated use the device.
+    #[serde(default)]
+    pub claim_drivers: Vec<String>,
+    /// Runtime classes: pods in one of them use the device, whether they ask for it or not.
+    #[serde(default)]
+    pub runtime_classes: Vec<String>,
+    /// Paths of the node such as `/dev/nvidia*`: pods that mount one, or something below it, use the device.
+    #[serde(default)]
+    pub host_paths: Vec<String>,
 }
 
 /// The pods that prove a new driver.
@@ -224,11 +233,40 @@ pub struct LimitsSpec {
     #[serde(default = "default_validation")]
     #[x_kube(validation = ("self.matches('^([0-9]+(d|h|m|s))+$')", "limits.validation must be a duration such as 10m"))]
     pub validation: String,
+    /// More failed nodes than this stop new starts: a number, or a percentage of the pool that rounds up.
+    #[serde(default = "default_failure_threshold")]
+    #[x_kube(validation = ("type(self) == int ? int(self) >= 0 : string(self).matches('^(100|[0-9]{1,2})%$')", "limits.failureThreshold must be a number of nodes (0 or more) or a percentage from 0% to 100%"))]
+    pub failure_threshold: IntOrString,
+    /// What happens to a node whose pods cannot leave.
+    #[serde(default)]
+    pub on_blocked: OnBlocked,
+    /// How long a node may be blocked before that happens.
+    #[serde(default = "default_blocked_after")]
+    #[x_kube(validation = ("self.matches('^([0-9]+(d|h|m|s))+$')", "limits.blockedAfter must be a duration such as 2h"))]
+    pub blocked_after: String,
+}
+
+/// What happens to a node whose pods cannot leave.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
+pub enum OnBlocked {
+    /// Nothing: it stays cordoned and waits, as long as the removal's own limit allows.
+    #[default]
+    Wait,
+    /// It is given back with its old driver and tried again after the others.
+    Release,
+    /// It fails.
+    Fail,
 }
 
 impl Default for LimitsSpec {
     fn default() -> Self {
-        Self { driver_ready: default_driver_ready(), validation: default_validation() }
+        Self {
+            driver_ready: default_driver_ready(),
+            validation: default_validation(),
+            failure_threshold: default_failure_threshold(),
+            on_blocked: OnBlocked::default(),
+            blocked_after: default_blocked_after(),
+        }
     }
 }
 
@@ -267,6 +305,12 @@ fn default_driver_ready() -> String {
 }
 fn default_validation() -> String {
     "10m".to_owned()
+}
+fn default_failure_threshold() -> IntOrString {
+    IntOrString::String("20%".to_owned())
+}
+fn default_blocked_after() -> String {
+    "2h".to_owned()
 }
 fn default_namespace() -> String {
     DEFAULT_NAMESPACE.to_owned()

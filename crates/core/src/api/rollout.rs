@@ -41,6 +41,9 @@ pub struct RolloutSpec {
     pub version: Option<String>,
     /// The target: each DaemonSet's newest template revision when the rollout began.
     pub target: BTreeMap<String, String>,
+    /// No new starts; nodes that still have their old driver are given back, the others finish.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub abort: bool,
 }
 
 /// How far it is.
@@ -70,6 +73,9 @@ pub struct RolloutStatus {
     /// The newest failures.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<RolloutFailure>,
+    /// Why it does not go on, if it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
 }
 
 /// What a rollout is doing.
@@ -88,6 +94,8 @@ pub enum RolloutPhase {
     Failed,
     /// A newer target took its place.
     Superseded,
+    /// Somebody aborted it, and no node is on its walk any more.
+    Aborted,
 }
 
 /// One failed node.

@@ -6,7 +6,7 @@
 use super::pool::Start;
 use crate::names::NodeName;
 use crate::policy::{Amount, Policy};
-use crate::reason::Limit;
+use crate::reason::{Limit, Reason};
 
 /// The slots of one pool in one pass.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +25,10 @@ pub struct Ledger {
     pub max_unavailable: Option<Amount>,
     /// `maxUnavailable` in nodes.
     pub max_out: usize,
+    /// Nodes that failed.
+    pub failed: usize,
+    /// So many may fail before no more are started.
+    pub max_failed: usize,
     /// Those that start now, in their order.
     pub granted: Vec<NodeName>,
     /// How many wait; each one's place is in its reason.
@@ -43,12 +47,17 @@ pub(super) struct Candidate<'a> {
     pub(super) pods: u32,
     pub(super) devices: u32,
     pub(super) own: bool,
+    /// Given back once already, because its pods could not leave.
+    pub(super) released: bool,
+    /// A person or a new version tries it again.
+    pub(super) retried: bool,
 }
 
 impl Candidate<'_> {
-    /// Broken nodes first, then the cheapest disruption, the controller's own node last, then by name.
-    fn rank(&self) -> (bool, bool, u32, u32, usize) {
-        (self.own, self.healthy, self.pods, self.devices, self.index)
+    /// Broken nodes first, then the cheapest disruption, then by name; last the controller's own node, and before it
+    /// those that were given back.
+    fn rank(&self) -> (bool, bool, bool, u32, u32, usize) {
+        (self.own, self.released, self.healthy, self.pods, self.devices, self.index)
     }
 }
 
@@ -85,6 +94,12 @@ impl Ledger {
         let mut moving = self.moving;
         let mut starts = Vec::with_capacity(candidates.len());
         for candidate in candidates {
+            // More of the same would fail too. Whoever tries a node again has done something about it.
+            if self.failed > self.max_failed && !candidate.retried {
+                let reason = Reason::TooManyFailed { failed: self.failed, limit: self.max_failed };
+                starts.push((candidate.index, Start::No(Box::new(reason))));
+                continue;
+            }
             let parallel_ok = self.max_parallel.is_none_or(|limit| moving < limit as usize);
             // With the limit at 0 nothing starts, not even what is out already: that is the brake.
             let out_ok = if candidate.already_out {
@@ -236,6 +251,8 @@ mod tests {
                 pods: 0,
                 devices: 0,
                 own: false,
+                released: false,
+                retried: false,
             };
             ledger.grant(names.iter().enumerate().map(candidate).collect());
             assert_eq!(ledger.granted.len(), start, "case {index}");
@@ -253,6 +270,8 @@ mod tests {
             pods: 1,
             devices: 1,
             own: false,
+            released: false,
+            retried: false,
         };
         let candidates = vec![
             Candidate { own: true, healthy: false, ..plain(4) },

@@ -3,18 +3,26 @@
 //! ```text
 //!  pool.rs        which nodes belong to a pool, and whether the pool may move at all
 //!  ledger.rs      how many nodes may start now, and which
+//!  start.rs       whether a node could start if it had a slot
 //!  walk.rs        one node, one state: where it goes next (the table of docs/walk.md)
-//!  removal.rs       … taking pods off it
+//!  cordon.rs        … taking the node, and giving it back
+//!  leaving.rs       … work leaves the node
+//!  removal.rs       … which pods, and whether they may
 //!  restart.rs       … replacing its driver pod
 //!  validation.rs    … proving the new driver
+//!  patch.rs         … the one write of each transition
 //!  rollout.rs     what to say about the pool as a whole
 //! ```
 
+mod cordon;
+mod leaving;
 mod ledger;
+mod patch;
 mod pool;
 mod removal;
 mod restart;
 mod rollout;
+mod start;
 mod validation;
 mod walk;
 

@@ -8,11 +8,12 @@ use jiff::Timestamp;
 
 use super::ledger::{Candidate, Ledger};
 use super::removal::BudgetBook;
+use super::start::{Hopeless, may_start};
 use super::walk::{self, Decision};
 use super::{Plan, PoolPlan, PoolStatus, Verdict};
 use crate::action::Action;
 use crate::api::Mode;
-use crate::contract::State;
+use crate::contract::{RELEASED_ANNOTATION, State};
 use crate::names::{DriverName, NodeName, ObjectName, RevisionHash, Uid};
 use crate::policy::{Policy, Pool, Source};
 use crate::reason::Reason;
@@ -33,6 +34,36 @@ pub(super) struct View<'a> {
     pub(super) rollout: Option<String>,
     /// The policies of other drivers, which may be at work on the same nodes.
     pub(super) rivals: Vec<&'a Policy>,
+    /// The other policies of the same driver.
+    siblings: Vec<&'a Policy>,
+    /// The rollout, if somebody has aborted it.
+    pub(super) aborted: Option<String>,
+    /// Budgets that will not let a pod go, whatever happens.
+    pub(super) hopeless: Hopeless<'a>,
+}
+
+impl<'a> View<'a> {
+    /// Whether a pod keeps the device busy.
+    pub(super) fn uses_device(&self, pod: &Pod) -> bool {
+        super::uses_device(&self.policy.devices, pod, &self.snapshot.claims)
+    }
+
+    /// The pods on a node that keep the device busy.
+    pub(super) fn users<'v>(&'v self, member: &Member<'a>) -> impl Iterator<Item = &'a Pod> + use<'a, 'v> {
+        member.pods().filter(|pod| self.uses_device(pod))
+    }
+
+    /// A node on a visit of this pool stays in it to the end, even if its labels have changed, unless another takes it.
+    fn belongs(&self, node: &Node) -> bool {
+        let visited = || {
+            let visit = node.visit.as_ref().and_then(|visit| visit.as_ref().ok());
+            let ours = visit.filter(|visit| visit.drivers.contains_key(&self.policy.driver));
+            let rollout = ours.and_then(|visit| visit.rollout.as_deref());
+            rollout.is_some_and(|rollout| super::rollout::number(self.pool, rollout).is_some())
+        };
+        let taken = || self.siblings.iter().any(|sibling| sibling.selects(node.labels()));
+        self.policy.selects(node.labels()) || (visited() && !taken())
+    }
 }
 
 /// What the pools of one pass share.
@@ -77,6 +108,10 @@ pub(super) struct Member<'a> {
     pub(super) standing: Standing<'a>,
     /// The driver pod runs and says that it is ready.
     pub(super) driver_ready: bool,
+    /// A person asks for an upgrade although the driver is up to date.
+    pub(super) requested: bool,
+    /// The driver pod waits for a safe moment to load.
+    pub(super) waits_for_load: bool,
     /// Somebody asks for a walk although the driver is up to date: a person, or a driver that waits for a safe load.
     pub(super) asked_for: bool,
     /// The node says that an upgrade controller looks after it.
@@ -145,6 +180,24 @@ impl<'a> Member<'a> {
         self.pods.into_iter().flat_map(BTreeMap::values)
     }
 
+    /// The new template differs only in what does not concern the installed driver: the pod restarts in place, and work
+    /// on the device goes on.
+    pub(super) fn restarts_in_place(&self) -> bool {
+        let digests = self
+            .pod
+            .and_then(|pod| pod.digest.as_deref())
+            .zip(self.daemon_set.and_then(|ds| ds.digest.as_deref()));
+        self.sync == Freshness::Outdated
+            && !self.asked_for
+            && self.walk().is_none_or(|walk| walk.replace.is_none())
+            && digests.is_some_and(|(pod, template)| !pod.is_empty() && pod == template)
+    }
+
+    /// It could take work again as it is: nothing was done to its driver, in this attempt or an earlier one.
+    pub(super) fn has_its_old_driver(&self) -> bool {
+        self.driver_ready && self.walk().is_none_or(|walk| walk.attempts == 0)
+    }
+
     /// Where a write under way takes it.
     fn moving_to(&self, policy: &Policy) -> Option<State> {
         let (driver, state) = self.pending?.moving_to.as_ref()?;
@@ -183,9 +236,12 @@ pub(super) fn plan_pool<'a>(
     let targets = targets(snapshot, &daemon_sets);
     let target = target_map(&targets, &daemon_sets);
     let rollout = super::rollout::current(snapshot, pool, &target);
-    let others = pass.pools.iter().filter(|other| other.driver != pool.driver);
-    let rivals = others.filter_map(|other| other.policy.as_ref().ok()).collect();
-    let view = View { snapshot, pool, policy, targets, rollout, rivals };
+    let others = pass.pools.iter().filter(|other| other.name != pool.name);
+    let others = others.filter_map(|other| other.policy.as_ref().ok());
+    let (siblings, rivals) = others.partition(|other| other.driver == pool.driver);
+    let aborted = rollout.clone().filter(|name| snapshot.rollouts.get(name).is_some_and(|r| r.spec.abort));
+    let hopeless = Hopeless::of(&snapshot.budgets);
+    let view = View { snapshot, pool, policy, targets, rollout, rivals, siblings, aborted, hopeless };
     let status = status(&view, &daemon_sets, plan);
     let (members, ledger) = muster(&view, &daemon_sets, &pass.claims, &status);
 
@@ -329,7 +385,7 @@ fn members<'v, 'a>(view: &'v View<'a>, daemon_sets: &'v [&'a DaemonSet]) -> impl
     let snapshot = view.snapshot;
     let mut pods = Beside::new(snapshot.pods.iter());
     let (mut pending, mut setbacks) = (about_nodes(&snapshot.in_flight), about_nodes(&snapshot.setbacks));
-    let selected = snapshot.nodes.iter().filter(|(_, node)| view.policy.selects(node.labels()));
+    let selected = snapshot.nodes.iter().filter(|(_, node)| view.belongs(node));
     selected.filter_map(move |(name, node)| {
         let member = member(view, name, node, pods.at(name), daemon_sets, &uids)?;
         Some(Member { pending: pending.at(name), setback: setbacks.at(name), ..member })
@@ -366,7 +422,8 @@ fn member<'a>(
     }
     let target = daemon_set.and_then(|ds| view.targets.get(&ds.uid).copied().flatten());
     let annotation = |key: &String| node.annotations.get(key).map(String::as_str);
-    let asks = |key: &String| annotation(key).is_some_and(|v| !v.is_empty());
+    let requested = annotation(&policy.keys.requested) == Some("true");
+    let waits_for_load = annotation(&policy.keys.safe_load).is_some_and(|v| !v.is_empty());
     Some(Member {
         name,
         node,
@@ -376,7 +433,9 @@ fn member<'a>(
         sync: freshness(pod, target),
         standing,
         driver_ready: pod.is_some_and(|pod| pod.ready && pod.deleting.is_none()),
-        asked_for: annotation(&policy.keys.requested) == Some("true") || asks(&policy.keys.safe_load),
+        requested,
+        waits_for_load,
+        asked_for: requested || waits_for_load,
         announced: annotation(&policy.keys.enabled).is_some(),
         pending: None,
         setback: None,
@@ -460,17 +519,19 @@ fn muster<'a>(
         let out = member.node.is_out() || moving;
         // Of those out, the ones on a visit are ours; all others were taken out by somebody else.
         ledger.count(member.name, moving, out, out && !moving && member.walk().is_none());
+        ledger.failed += usize::from(member.state() == State::UpgradeFailed);
         let claimed = claims.contains_key(&(&view.pool.driver, member.name));
         let refuses = member.refuses(view.snapshot.now);
         let ready = *status == PoolStatus::Active && !claimed && pending.is_none() && !refuses;
         if ready && member.state() == State::UpgradeRequired {
-            match walk::may_start(view, &member) {
+            match may_start(view, &member) {
                 Ok(()) => candidates.push(candidate(view, index, &member)),
                 Err(reason) => member.start = Start::No(Box::new(reason)),
             }
         }
         mustered.push(member);
     }
+    ledger.max_failed = policy.limits.failure_threshold.of(ledger.total);
     for (index, start) in ledger.grant(candidates) {
         mustered[index].start = start;
     }
@@ -478,7 +539,7 @@ fn muster<'a>(
 }
 
 fn candidate<'a>(view: &View<'a>, index: usize, member: &Member<'a>) -> Candidate<'a> {
-    let users = member.pods().filter(|pod| super::uses_device(&view.policy.devices, pod));
+    let users = view.users(member);
     let amounts =
         |pod: &Pod| pod.resources.iter().fold(0_u32, |sum, (_, amount)| sum.saturating_add(*amount));
     let (pods, devices) =
@@ -491,5 +552,7 @@ fn candidate<'a>(view: &View<'a>, index: usize, member: &Member<'a>) -> Candidat
         pods,
         devices,
         own: view.snapshot.own_node.as_ref() == Some(member.name),
+        released: member.node.annotations.contains_key(RELEASED_ANNOTATION),
+        retried: member.walk().is_some_and(|walk| walk.attempts > 0),
     }
 }

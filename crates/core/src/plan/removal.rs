@@ -5,23 +5,34 @@
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use kube::core::SelectorExt;
 
 use crate::action::{Action, DeleteWhy, PodRef};
 use crate::api::TimeoutAction;
 use crate::names::ObjectName;
-use crate::policy::{Pattern, Removal};
+use crate::policy::{Devices, Removal};
 use crate::reason::{self, Reason};
-use crate::snapshot::{Budget, LEAVING_TRUST, Object, Pod, Snapshot};
+use crate::snapshot::{Budget, Claim, LEAVING_TRUST, Object, Pod, Snapshot};
 
 /// Whether a pod keeps the device busy. Finished and mirror pods do not.
-pub fn uses_device(devices: &[Pattern], pod: &Pod) -> bool {
+pub fn uses_device(devices: &Devices, pod: &Pod, claims: &BTreeMap<ObjectName, Claim>) -> bool {
     // Most pods ask for nothing; that is seen without a look at the rest of the pod.
-    pod.resources.iter().any(|(resource, _)| devices.iter().any(|pattern| pattern.matches(resource)))
-        && !pod.is_finished()
-        && !pod.mirror
+    (devices.asked_for_by(pod) || claims_device(devices, pod, claims)) && !pod.is_finished() && !pod.mirror
 }
+
+/// Through a resource claim that one of the device's DRA drivers has allocated. A claim that is not known (yet) counts:
+/// the driver must not be taken away under it.
+fn claims_device(devices: &Devices, pod: &Pod, claims: &BTreeMap<ObjectName, Claim>) -> bool {
+    let allocated = |claim: &str| {
+        let name = ObjectName { namespace: pod.name.namespace.clone(), name: claim.into() };
+        claims.get(&name).is_none_or(|claim| devices.claim_drivers.iter().any(|d| claim.drivers.contains(d)))
+    };
+    !devices.claim_drivers.is_empty() && pod.claims.iter().any(|claim| allocated(claim))
+}
+
+/// A pod that is still there so long after the end of its grace period will not leave by itself.
+const STUCK_AFTER: SignedDuration = SignedDuration::from_secs(30);
 
 /// How far a removal is.
 pub(super) enum Progress {
@@ -51,6 +62,7 @@ pub(super) fn undeletable<'a>(pods: impl Iterator<Item = &'a Pod>, removal: Remo
 
 pub(super) fn progress(
     snapshot: &Snapshot,
+    node_ready: bool,
     pods: &[&Pod],
     removal: Removal,
     until: Option<Timestamp>,
@@ -85,8 +97,28 @@ pub(super) fn progress(
             }
         }
     }
-    let reason = blocked.unwrap_or(Reason::PodsLeaving { pods: names, until });
+    let stuck = || pods.iter().find_map(|pod| stuck(snapshot.now, node_ready, pod, until));
+    if let Some(at) = pods.iter().filter_map(|pod| stuck_at(pod)).filter(|at| *at > snapshot.now).min() {
+        retry_at = Some(retry_at.map_or(at, |other: Timestamp| other.min(at)));
+    }
+    let reason = blocked.or_else(stuck).unwrap_or(Reason::PodsLeaving { pods: names, until });
     Progress::Leaving { reason, actions, retry_at }
+}
+
+/// A pod that should be gone by now.
+fn stuck(now: Timestamp, node_ready: bool, pod: &Pod, until: Option<Timestamp>) -> Option<Reason> {
+    stuck_at(pod).filter(|at| *at <= now)?;
+    let why = match &pod.finalizer {
+        Some(finalizer) => format!("finalizer {finalizer} is not removed"),
+        None if !node_ready => "the node's kubelet does not answer".to_owned(),
+        None => "its containers do not stop".to_owned(),
+    };
+    Some(Reason::PodStuck { pod: pod.name.clone(), why, until })
+}
+
+/// From when on a pod that was told to go is called stuck.
+fn stuck_at(pod: &Pod) -> Option<Timestamp> {
+    pod.deleting.map(|by| by.saturating_add(STUCK_AFTER).unwrap_or(Timestamp::MAX))
 }
 
 enum Ask<'a> {
@@ -122,6 +154,18 @@ fn ask<'a>(snapshot: &Snapshot, pod: &Pod, past_budgets: bool, budgets: &mut Bud
     }
 }
 
+/// The budgets that a pod is under.
+pub(super) fn budgets_of<'a, 'p>(
+    budgets: &'a BTreeMap<ObjectName, Budget>,
+    pod: &'p Pod,
+) -> impl Iterator<Item = (&'a ObjectName, &'a Budget)> + use<'a, 'p> {
+    let namespace = &pod.name.namespace;
+    let first = ObjectName { namespace: namespace.clone(), name: "".into() };
+    let selects = |budget: &Budget| budget.selector.as_ref().is_some_and(|s| s.matches(&pod.labels));
+    let in_namespace = budgets.range(first..).take_while(move |(name, _)| name.namespace == *namespace);
+    in_namespace.filter(move |(_, budget)| selects(budget))
+}
+
 /// What each budget still allows in this pass: two nodes must not spend the same disruption.
 pub(super) struct BudgetBook<'a> {
     budgets: &'a BTreeMap<ObjectName, Budget>,
@@ -142,18 +186,8 @@ impl<'a> BudgetBook<'a> {
         book
     }
 
-    fn of<'p>(&self, pod: &'p Pod) -> impl Iterator<Item = (&'a ObjectName, &'a Budget)> + use<'a, 'p> {
-        let namespace = &pod.name.namespace;
-        let first = ObjectName { namespace: namespace.clone(), name: "".into() };
-        let selects =
-            |budget: &Budget| budget.selector.as_ref().is_some_and(|selector| selector.matches(&pod.labels));
-        let in_namespace =
-            self.budgets.range(first..).take_while(move |(name, _)| name.namespace == *namespace);
-        in_namespace.filter(move |(_, budget)| selects(budget))
-    }
-
     fn spend(&mut self, pod: &Pod) {
-        for (name, _) in self.of(pod) {
+        for (name, _) in budgets_of(self.budgets, pod) {
             *self.spent.entry(name).or_default() += 1;
         }
     }
@@ -164,7 +198,8 @@ impl<'a> BudgetBook<'a> {
         // A pod that is not ready can leave whatever the budget says, if nobody is harmed: the API decides that.
         // The API refuses while a budget's status is behind its spec, so such a number is worth nothing.
         let left = |name, budget: &Budget| if budget.current { budget.allowed - spent(name) } else { 0 };
-        let exhausted = self.of(pod).find(|(name, budget)| pod.ready && left(*name, budget) <= 0);
+        let exhausted =
+            budgets_of(self.budgets, pod).find(|(name, budget)| pod.ready && left(*name, budget) <= 0);
         if let Some(exhausted) = exhausted {
             return Err(exhausted);
         }

@@ -2,10 +2,12 @@
 
 use jiff::Timestamp;
 
-use super::pool::{Freshness, Member, View};
-use super::walk::{self, Decision, deadline, fail, go, ran_out};
-use crate::action::{Action, Changes, NodePatch, PodRef, RestartDriver};
+use super::patch::{go, record_patch};
+use super::pool::{Freshness, Member, Standing, View};
+use super::walk::{self, Decision, deadline, fail, ran_out};
+use crate::action::{Action, Changes, Event, NodePatch, PodRef, RestartDriver};
 use crate::contract::State;
+use crate::names::Uid;
 use crate::reason::Reason;
 use crate::snapshot::{Object, Phase, Pod};
 use crate::visit::{Cause, Walk};
@@ -32,13 +34,13 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
     let sync = member.sync;
     // A failed attempt's pod is replaced even if its revision is right: that is what a retry is for.
     let retried = walk.replace.as_ref() == Some(&pod.uid);
-    if sync == Freshness::InSync && member.driver_ready && !retried && !waits_for_safe_load(view, member) {
+    if sync == Freshness::InSync && member.driver_ready && !retried && !member.waits_for_load {
         let next = State::ValidationRequired;
         let target = walk::target_of(member, walk).clone();
         return go(view, member, next, Some(Walk { target, ..walk.enter(next, view.snapshot.now) }));
     }
     let starting = Reason::DriverStarting { pod: pod.name.clone(), says: says(pod), until };
-    if waits_for_safe_load(view, member) && sync == Freshness::InSync {
+    if member.waits_for_load && sync == Freshness::InSync {
         return Decision::act(starting, release_safe_load(view, member));
     }
     if matches!(sync, Freshness::Outdated | Freshness::Orphaned) || retried {
@@ -47,7 +49,27 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
     if ran_out(view, until) {
         return failed(format!("pod {}: {}", pod.name, says(pod)));
     }
-    Decision::stay(starting)
+    tell_of_trouble(view, member, walk, pod, &starting).unwrap_or_else(|| Decision::stay(starting))
+}
+
+/// A driver pod that will hardly come up by itself is told of at once, in an event: people wait for the deadline else.
+fn tell_of_trouble(
+    view: &View<'_>,
+    member: &Member<'_>,
+    walk: &Walk,
+    pod: &Pod,
+    reason: &Reason,
+) -> Option<Decision> {
+    let Standing::Visit(visit, _) = member.standing else { return None };
+    let told = walk.told.as_ref() == Some(&pod.uid);
+    if told || pod.trouble.as_ref().is_none_or(|trouble| !trouble.is_serious()) {
+        return None;
+    }
+    let mut patch = record_patch(view, member, visit, Walk { told: Some(pod.uid.clone()), ..walk.clone() });
+    patch.labels = Changes::default();
+    let message = format!("Driver pod {} does not come up: {}", pod.name, says(pod));
+    patch.event = Some(Event { warning: true, reason: view.policy.keys.event_reason.clone(), message });
+    Some(Decision::act(reason.clone(), Action::PatchNode(patch)))
 }
 
 /// Deletes the driver pod, unless something holds the device again or the last attempt has to cool off.
@@ -55,8 +77,8 @@ fn restart(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: 
     let snapshot = view.snapshot;
     let reason = Reason::DriverStopping { pod: pod.name.clone(), until };
     let object = Object::Pod(pod.name.clone());
-    let holder = member.pods().find(|p| super::uses_device(&view.policy.devices, p));
-    if holder.is_some() {
+    let in_place = member.restarts_in_place();
+    if !in_place && view.users(member).next().is_some() {
         // Something that tolerates the cordon came back. It has to leave like the others did.
         let back = State::PodDeletionRequired;
         return go(view, member, back, Some(walk.enter(back, snapshot.now)));
@@ -76,16 +98,20 @@ fn restart(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: 
         driver: view.policy.driver.clone(),
         pod: PodRef { name: pod.name.clone(), uid: pod.uid.clone(), node: pod.node.clone() },
         node_uid: member.node.uid.clone(),
+        in_place,
         devices: view.policy.devices.clone(),
+        harmless: harmless(view, member),
     };
     Decision::act(reason, Action::RestartDriver(restart))
 }
 
-/// The driver pod's init container waits for this annotation to go before it loads the driver.
-fn waits_for_safe_load(view: &View<'_>, member: &Member<'_>) -> bool {
-    member.node.annotations.get(&view.policy.keys.safe_load).is_some_and(|v| !v.is_empty())
+/// Pods with resource claims that are not claims of the device. The last look sees pods, not claims.
+fn harmless(view: &View<'_>, member: &Member<'_>) -> Vec<Uid> {
+    let with_claims = member.pods().filter(|pod| !pod.claims.is_empty());
+    with_claims.filter(|pod| !view.uses_device(pod)).map(|pod| pod.uid.clone()).collect()
 }
 
+/// The driver pod's init container waits for this annotation to go before it loads the driver.
 fn release_safe_load(view: &View<'_>, member: &Member<'_>) -> Action {
     Action::PatchNode(NodePatch {
         node: member.name.clone(),

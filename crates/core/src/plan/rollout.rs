@@ -38,16 +38,19 @@ fn name(pool: &Pool, number: u32) -> String {
     format!("{}-{number}", pool.name)
 }
 
-fn newest<'a>(snapshot: &'a Snapshot, pool: &Pool) -> Option<(u32, &'a Rollout)> {
+fn newest<'a>(snapshot: &'a Snapshot, pool: &'a Pool) -> Option<(u32, &'a Rollout)> {
     rollouts(snapshot, pool).max_by_key(|(number, _)| *number)
 }
 
-fn rollouts<'a>(snapshot: &'a Snapshot, pool: &Pool) -> impl Iterator<Item = (u32, &'a Rollout)> {
-    let pool = pool.name.clone();
-    snapshot.rollouts.iter().filter_map(move |(name, rollout)| {
-        let number = name.strip_prefix(pool.as_str())?.strip_prefix('-')?.parse().ok()?;
-        (rollout.spec.policy == pool.as_str()).then_some((number, rollout))
-    })
+fn rollouts<'a>(snapshot: &'a Snapshot, pool: &'a Pool) -> impl Iterator<Item = (u32, &'a Rollout)> {
+    let of_pool = |rollout: &Rollout| rollout.spec.policy == pool.name.as_str();
+    let numbered = snapshot.rollouts.iter().filter(move |(_, rollout)| of_pool(rollout));
+    numbered.filter_map(|(name, rollout)| Some((number(pool, name)?, rollout)))
+}
+
+/// The number of a rollout of this pool, by its name.
+pub(super) fn number(pool: &Pool, rollout: &str) -> Option<u32> {
+    rollout.strip_prefix(pool.name.as_str())?.strip_prefix('-')?.parse().ok()
 }
 
 fn has_target(rollout: &Rollout, target: &BTreeMap<String, RevisionHash>) -> bool {
@@ -99,6 +102,7 @@ fn create(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, number: u32, plan: 
         driver: done.driver.to_string(),
         version: done.version.as_ref().map(ToString::to_string),
         target: done.target.iter().map(|(ds, hash)| (ds.clone(), hash.to_string())).collect(),
+        abort: false,
     };
     plan.actions.push(Action::CreateRollout { name, spec });
 }
@@ -132,7 +136,7 @@ fn supersede(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan
 
 fn progress(snapshot: &Snapshot, name: &str, rollout: &Rollout, done: &PoolPlan, plan: &mut Plan) {
     let said = rollout.status.as_ref();
-    let status = status(snapshot, done, said);
+    let status = status(snapshot, done, said, rollout.spec.abort);
     let settled = said.is_some_and(|s| s.phase == RolloutPhase::Done) && status.phase == RolloutPhase::Done;
     if settled || said == Some(&status) {
         return;
@@ -148,7 +152,12 @@ fn progress(snapshot: &Snapshot, name: &str, rollout: &Rollout, done: &PoolPlan,
     }
 }
 
-fn status(snapshot: &Snapshot, done: &PoolPlan, said: Option<&RolloutStatus>) -> RolloutStatus {
+fn status(
+    snapshot: &Snapshot,
+    done: &PoolPlan,
+    said: Option<&RolloutStatus>,
+    aborted: bool,
+) -> RolloutStatus {
     let count = |is: &dyn Fn(State) -> bool| {
         let nodes = done.nodes.values().filter(|v| is(v.state)).count();
         u32::try_from(nodes).unwrap_or(u32::MAX)
@@ -160,10 +169,12 @@ fn status(snapshot: &Snapshot, done: &PoolPlan, said: Option<&RolloutStatus>) ->
     let phase = match (&done.status, moving + waiting, failed) {
         (_, 0, 0) => RolloutPhase::Done,
         (_, 0, _) => RolloutPhase::Failed,
+        _ if aborted && moving == 0 => RolloutPhase::Aborted,
         (PoolStatus::Paused, ..) => RolloutPhase::Paused,
         _ => RolloutPhase::Running,
     };
-    let over = matches!(phase, RolloutPhase::Done | RolloutPhase::Failed);
+    let over = matches!(phase, RolloutPhase::Done | RolloutPhase::Failed | RolloutPhase::Aborted);
+    let stopped = done.ledger.failed > done.ledger.max_failed && waiting > 0;
     RolloutStatus {
         phase,
         total: count(&|_| true),
@@ -175,6 +186,9 @@ fn status(snapshot: &Snapshot, done: &PoolPlan, said: Option<&RolloutStatus>) ->
         started_at: said.and_then(|s| s.started_at.clone()).or(Some(Time(snapshot.now))),
         finished_at: over.then(|| said.and_then(|s| s.finished_at.clone()).unwrap_or(Time(snapshot.now))),
         failures: failures(done),
+        message: stopped.then(|| {
+            Reason::TooManyFailed { failed: done.ledger.failed, limit: done.ledger.max_failed }.to_string()
+        }),
     }
 }
 

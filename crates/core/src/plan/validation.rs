@@ -1,7 +1,8 @@
 //! `validation-required`: the new driver proves itself, within `limits.validation`. A failure stays one (W1).
 
+use super::patch::go;
 use super::pool::{Freshness, Member, View};
-use super::walk::{Decision, deadline, fail, go, ran_out};
+use super::walk::{Decision, deadline, fail, ran_out};
 use crate::action::{Action, DeleteWhy, PodRef};
 use crate::contract::State;
 use crate::reason::Reason;

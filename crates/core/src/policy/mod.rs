@@ -17,10 +17,11 @@ use kube::core::{Selector, SelectorExt};
 pub use amount::{Amount, BadAmount};
 pub use resolve::{ClusterPolicyFacts, resolve};
 
-use crate::api::{EffectiveValue, Mode, TimeoutAction};
+use crate::api::{EffectiveValue, Mode, OnBlocked, TimeoutAction};
 use crate::contract::Keys;
 use crate::names::{DriverName, PoolName};
 use crate::selector::Labels;
+use crate::snapshot::Pod;
 
 /// The object that states a policy, printed as `kind/name`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -94,8 +95,8 @@ pub struct Policy {
     pub daemon_sets_text: String,
     /// Only DaemonSets of this NVIDIADriver.
     pub rendered_by: Option<String>,
-    /// Resources whose users must leave before the driver restarts.
-    pub devices: Vec<Pattern>,
+    /// What keeps the device busy: its users must leave before the driver restarts.
+    pub devices: Devices,
     /// The validator pods, if any.
     pub validator: Option<Selector>,
     /// The pool's nodes.
@@ -143,6 +144,41 @@ impl Pattern {
             None => resource == self.0,
         }
     }
+
+    /// Whether `path` is this one, or below it.
+    pub fn matches_path(&self, path: &str) -> bool {
+        let below = || path.strip_prefix(self.0.as_str()).is_some_and(|rest| rest.starts_with('/'));
+        self.matches(path) || below()
+    }
+}
+
+/// How a pod may use the device.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Devices {
+    /// By asking for one of these resources.
+    pub resources: Vec<Pattern>,
+    /// By a resource claim (DRA) that one of these drivers has allocated.
+    pub claim_drivers: Vec<String>,
+    /// By running in one of these runtime classes.
+    pub runtime_classes: Vec<String>,
+    /// By mounting one of these paths of the node, or something below it.
+    pub host_paths: Vec<Pattern>,
+}
+
+impl Devices {
+    /// Nobody can be said to use the device.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether the pod's own words say that it uses the device. Claims are looked up elsewhere.
+    pub fn asked_for_by(&self, pod: &Pod) -> bool {
+        let resource = |name: &str| self.resources.iter().any(|pattern| pattern.matches(name));
+        let path = |path: &str| self.host_paths.iter().any(|pattern| pattern.matches_path(path));
+        pod.resources.iter().any(|(name, _)| resource(name))
+            || pod.runtime_class.as_deref().is_some_and(|c| self.runtime_classes.iter().any(|r| r == c))
+            || pod.host_paths.iter().any(|mounted| path(mounted))
+    }
 }
 
 /// Pods that may complete before the node is touched.
@@ -183,4 +219,10 @@ pub struct Limits {
     pub driver_ready: SignedDuration,
     /// From ready to validated.
     pub validation: SignedDuration,
+    /// More failed nodes than this stop new starts.
+    pub failure_threshold: Amount,
+    /// What happens to a node whose pods cannot leave …
+    pub on_blocked: OnBlocked,
+    /// … for so long.
+    pub blocked_after: SignedDuration,
 }

@@ -11,10 +11,10 @@ use kube::core::Selector;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Amount, Drain, Limits, Pattern, Policy, Pool, Problem, Removal, Source, Wait};
+use super::{Amount, Devices, Drain, Limits, Pattern, Policy, Pool, Problem, Removal, Source, Wait};
 use crate::api::{
-    DriverPolicySpec, DriverSpec, EffectiveValue, LimitsSpec, Mode, PodDeletionSpec, TimeoutAction,
-    UpgradePolicySpec,
+    DevicesSpec, DriverPolicySpec, DriverSpec, EffectiveValue, LimitsSpec, Mode, PodDeletionSpec,
+    TimeoutAction, UpgradePolicySpec,
 };
 use crate::contract::{DEFAULT_LABEL_DOMAIN, DRIVER_OWNER_LABEL, Keys, TIMEOUT_ACTION_ANNOTATION};
 use crate::names::DriverName;
@@ -26,6 +26,7 @@ const GPU: &str = "gpu";
 const GPU_DAEMON_SETS: &str = "app=nvidia-driver-daemonset";
 const GPU_DAEMON_SETS_BY_COMPONENT: &str = "app.kubernetes.io/component=nvidia-driver";
 const GPU_VALIDATOR: &str = "app=nvidia-operator-validator";
+const GPU_CLAIM_DRIVER: &str = "gpu.nvidia.com";
 const GPU_RESOURCES: [&str; 2] = ["nvidia.com/gpu*", "nvidia.com/mig-*"];
 
 /// The pools of this cluster, in order of their names.
@@ -189,7 +190,7 @@ struct Basics {
     namespace: String,
     selector: Selector,
     selector_text: String,
-    devices: Vec<Pattern>,
+    devices: Devices,
     validator: Option<Selector>,
 }
 
@@ -202,9 +203,11 @@ fn driver_basics(spec: &DriverSpec) -> Result<Basics, Problem> {
             problem(format!("driver {driver} has no DaemonSet selector"), "spec.driver.daemonSets.selector")
         })?;
     let namespace = spec.daemon_sets.as_ref().map(|d| d.namespace.clone());
-    let resources = spec.devices.as_ref().map(|d| d.resources.clone());
-    let resources =
-        resources.unwrap_or_else(|| if is_gpu { GPU_RESOURCES.map(str::to_owned).to_vec() } else { vec![] });
+    let devices = match &spec.devices {
+        Some(devices) => devices_of(devices),
+        None if is_gpu => gpu_devices(),
+        None => Devices::default(),
+    };
     let validator = spec.validator.as_ref().map(|v| select(&v.selector, "spec.driver.validator.selector"));
     Ok(Basics {
         keys: Keys::new(&driver, &spec.label_domain),
@@ -212,9 +215,27 @@ fn driver_basics(spec: &DriverSpec) -> Result<Basics, Problem> {
         namespace: namespace.unwrap_or_else(|| crate::contract::DEFAULT_NAMESPACE.to_owned()),
         selector: select(&selector_text, "spec.driver.daemonSets.selector")?,
         selector_text,
-        devices: resources.into_iter().map(Pattern).collect(),
+        devices,
         validator: validator.transpose()?,
     })
+}
+
+fn devices_of(spec: &DevicesSpec) -> Devices {
+    let patterns = |texts: &[String]| texts.iter().cloned().map(Pattern).collect();
+    Devices {
+        resources: patterns(&spec.resources),
+        claim_drivers: spec.claim_drivers.clone(),
+        runtime_classes: spec.runtime_classes.clone(),
+        host_paths: patterns(&spec.host_paths),
+    }
+}
+
+fn gpu_devices() -> Devices {
+    Devices {
+        resources: GPU_RESOURCES.map(|r| Pattern(r.to_owned())).to_vec(),
+        claim_drivers: vec![GPU_CLAIM_DRIVER.to_owned()],
+        ..Devices::default()
+    }
 }
 
 fn gpu_basics(namespace: &str, selector_text: &str) -> Result<Basics, Problem> {
@@ -225,7 +246,7 @@ fn gpu_basics(namespace: &str, selector_text: &str) -> Result<Basics, Problem> {
         namespace: namespace.to_owned(),
         selector: select(selector_text, "app")?,
         selector_text: selector_text.to_owned(),
-        devices: GPU_RESOURCES.map(|r| Pattern(r.to_owned())).to_vec(),
+        devices: gpu_devices(),
         validator: Some(select(GPU_VALIDATOR, "app")?),
     })
 }
@@ -353,8 +374,7 @@ impl Values {
             max_parallel: u32::try_from(max_parallel).map_err(|_| {
                 problem(format!("maxParallelUpgrades {max_parallel} is not 0 or more"), "maxParallelUpgrades")
             })?,
-            max_unavailable: Amount::try_from(&max_unavailable.0)
-                .map_err(|bad| problem(format!("maxUnavailable {bad}"), "maxUnavailable"))?,
+            max_unavailable: amount(&max_unavailable.0, "maxUnavailable")?,
             wait,
             removal: self
                 .removal("gpuPodDeletion", spec, |s| s.gpu_pod_deletion.clone().or(s.pod_deletion.clone()))?,
@@ -431,7 +451,15 @@ fn limits(spec: &LimitsSpec) -> Result<Limits, Problem> {
     Ok(Limits {
         driver_ready: parse(&spec.driver_ready, "spec.limits.driverReady")?,
         validation: parse(&spec.validation, "spec.limits.validation")?,
+        failure_threshold: amount(&spec.failure_threshold, "spec.limits.failureThreshold")?,
+        on_blocked: spec.on_blocked,
+        blocked_after: parse(&spec.blocked_after, "spec.limits.blockedAfter")?,
     })
+}
+
+fn amount(value: &IntOrString, field: &str) -> Result<Amount, Problem> {
+    let name = field.rsplit('.').next().unwrap_or(field);
+    Amount::try_from(value).map_err(|bad| problem(format!("{name} {bad}"), field))
 }
 
 /// 0 is no limit.

@@ -98,8 +98,8 @@ fn a_driver_policy_that_says_nothing_has_the_documented_defaults() {
     assert!(policy.wait.selector.is_none(), "an empty selector waits for nobody");
     assert!(policy.drain.is_none());
     assert!(policy.validator.is_none(), "not set: nothing to wait for");
-    assert!(policy.devices.iter().any(|pattern| pattern.matches("nvidia.com/gpu")));
-    assert!(policy.devices.iter().any(|pattern| pattern.matches("nvidia.com/mig-1g.5gb")));
+    assert!(policy.devices.resources.iter().any(|pattern| pattern.matches("nvidia.com/gpu")));
+    assert!(policy.devices.resources.iter().any(|pattern| pattern.matches("nvidia.com/mig-1g.5gb")));
 }
 
 #[test]

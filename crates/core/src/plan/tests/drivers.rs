@@ -50,7 +50,10 @@ fn a_start_that_has_no_record_yet_is_respected_too() {
     let fleet = two_drivers().with(both_due("n").labelled(State::CordonRequired));
     let decisions = fleet.decisions();
     let about_node: Vec<_> = decisions.iter().filter(|line| line.starts_with("n ")).collect();
-    assert_eq!(about_node, ["n -> wait-for-jobs-required +cordon +visit"]);
+    assert_eq!(
+        about_node,
+        ["n -> wait-for-jobs-required +cordon +scale-down-disabled +do-not-disrupt +visit"]
+    );
     assert_eq!(
         fleet.plan().pools[1].nodes["n"].reason.to_string(),
         "driver gpu is upgraded on this node first"

@@ -119,7 +119,7 @@ impl NodeSpec {
             let visit = Visit::begin(
                 Some("cluster-policy-1".into()),
                 after(-120),
-                Holds { cordon: true },
+                Holds::only_cordon(),
                 "gpu".into(),
                 walk,
             );
@@ -157,6 +157,10 @@ pub(super) struct PodSpec {
     phase: Phase,
     ready: bool,
     gpus: u32,
+    claims: Vec<Box<str>>,
+    runtime_class: Option<Box<str>>,
+    host_paths: Vec<Box<str>>,
+    finalizer: Option<Box<str>>,
     empty_dir: bool,
     mirror: bool,
     deleting: Option<Timestamp>,
@@ -171,6 +175,10 @@ pub(super) fn pod(name: &str) -> PodSpec {
         phase: Phase::Running,
         ready: true,
         gpus: 1,
+        claims: vec![],
+        runtime_class: None,
+        host_paths: vec![],
+        finalizer: None,
         empty_dir: false,
         mirror: false,
         deleting: None,
@@ -203,6 +211,21 @@ impl PodSpec {
         self.labels.insert(key.to_owned(), value.to_owned());
         self
     }
+    /// It asks for no resource, but has a resource claim.
+    pub(super) fn claim(self, name: &str) -> Self {
+        Self { gpus: 0, claims: vec![name.into()], ..self }
+    }
+    /// It asks for no resource, but runs in this class.
+    pub(super) fn runtime_class(self, name: &str) -> Self {
+        Self { gpus: 0, runtime_class: Some(name.into()), ..self }
+    }
+    /// It asks for no resource, but mounts this path.
+    pub(super) fn host_path(self, path: &str) -> Self {
+        Self { gpus: 0, host_paths: vec![path.into()], ..self }
+    }
+    pub(super) fn finalizer(self, name: &str) -> Self {
+        Self { finalizer: Some(name.into()), ..self }
+    }
 
     fn make(self, node: &NodeName, serial: u64) -> Pod {
         let uid = Uid::from(format!("uid-{}", self.name.name));
@@ -219,6 +242,10 @@ impl PodSpec {
             deleting: self.deleting,
             started: Some(after(-3600)),
             resources: if self.gpus == 0 { vec![] } else { vec![("nvidia.com/gpu".into(), self.gpus)] },
+            claims: self.claims,
+            runtime_class: self.runtime_class,
+            host_paths: self.host_paths,
+            finalizer: self.finalizer,
             empty_dir: self.empty_dir,
             mirror: self.mirror,
             trouble: None,
@@ -339,11 +366,18 @@ impl Fleet {
     /// A budget in namespace `work` over pods with label `app=<app>`.
     pub(super) fn budget(mut self, app: &str, allowed: i32) -> Self {
         let selector = Some(selector::parse(&format!("app={app}")).unwrap());
-        let budget = Budget { selector, allowed, healthy: 3, desired: 3 - allowed, current: true };
+        let budget =
+            Budget { selector, allowed, healthy: 3, desired: 3 - allowed, expected: 3, current: true };
         let name = ObjectName::new("work", app);
         self.budgets.insert(name.clone(), budget.clone());
         self.snapshot.budgets.insert(name, budget);
         self
+    }
+
+    /// Somebody, or the disruption controller, changes budgets.
+    pub(super) fn change_budgets(&mut self, change: impl Fn(&mut BTreeMap<ObjectName, Budget>)) {
+        change(&mut self.budgets);
+        change(&mut self.snapshot.budgets);
     }
 
     /// A node with its driver pods, a validator that proved them, and its workload.
@@ -416,6 +450,10 @@ impl Fleet {
             deleting: None,
             started: Some(started).filter(|_| !crashes),
             resources: vec![],
+            claims: vec![],
+            runtime_class: None,
+            host_paths: vec![],
+            finalizer: None,
             empty_dir: true,
             mirror: false,
             trouble: crashes.then_some(trouble),
@@ -442,6 +480,10 @@ impl Fleet {
             deleting: None,
             started: Some(started),
             resources: vec![],
+            claims: vec![],
+            runtime_class: None,
+            host_paths: vec![],
+            finalizer: None,
             empty_dir: false,
             mirror: false,
             trouble: None,

@@ -8,6 +8,7 @@
 //! | `people` | what people do to labels and cordons, pauses, retries |
 //! | `pods` | who is asked to leave, when, and what happens if they do not |
 //! | `coming_back` | restart and validation |
+//! | `corners` | who uses the device, what can never leave, what is given back, what restarts in place |
 //! | `pools` | whose policy rules, and what freezes a pool |
 //! | `drivers` | two drivers on one node |
 //! | `rollouts` | what is said about the pool as a whole |
@@ -15,6 +16,7 @@
 //! | `properties` | what holds for any fleet |
 
 mod coming_back;
+mod corners;
 mod drivers;
 mod fixture;
 mod people;

@@ -8,7 +8,7 @@ use crate::check::{Promise, violations};
 use crate::contract::{State, VISIT_ANNOTATION};
 use crate::names::ObjectName;
 use crate::plan::{Plan, plan};
-use crate::policy::Pattern;
+use crate::policy::{Devices, Pattern};
 
 /// What a fleet's own plan breaks, with its actions replaced by these.
 fn broken(fleet: &Fleet, actions: Vec<Action>) -> Vec<(Promise, String, usize)> {
@@ -27,8 +27,15 @@ fn evict(node: &str) -> Action {
 
 fn restart(node: &str) -> Action {
     let pod = pod_ref(node, &ObjectName::new(NAMESPACE, &format!("gpu-driver-{node}")));
-    let devices = vec![Pattern("nvidia.com/gpu*".into())];
-    Action::RestartDriver(RestartDriver { driver: "gpu".into(), pod, node_uid: "uid".into(), devices })
+    let devices = Devices { resources: vec![Pattern("nvidia.com/gpu*".into())], ..Devices::default() };
+    Action::RestartDriver(RestartDriver {
+        driver: "gpu".into(),
+        pod,
+        node_uid: "uid".into(),
+        in_place: false,
+        devices,
+        harmless: vec![],
+    })
 }
 
 fn patch(node: &str, from: State, to: State) -> NodePatch {

@@ -457,7 +457,8 @@ proptest! {
         let brake = fleet.pool().ledger.max_out == 0;
         let stuck = fleet.pool().nodes.values().any(|v| v.state == State::UpgradeRequired);
         let full = fleet.pool().ledger.out >= fleet.pool().ledger.max_out;
-        prop_assert!(!stuck || brake || full, "{}", fleet.screen());
+        let stopped = fleet.pool().ledger.failed > fleet.pool().ledger.max_failed;
+        prop_assert!(!stuck || brake || full || stopped, "{}", fleet.screen());
         for name in (0..count).filter(|i| foreign.contains(i)).map(|i| format!("gpu-{i}")) {
             prop_assert!(fleet.snapshot.nodes[name.as_str()].unschedulable, "somebody else's cordon survives");
         }

@@ -1,0 +1,128 @@
+//! Taking a node and giving it back. What a visit sets on a node is a hold: it is written down with what was there
+//! before, and put back only if it is still as we left it.
+
+use std::collections::BTreeMap;
+
+use super::patch::{base_patch, go};
+use super::pool::{Freshness, Member, View};
+use super::walk::{Decision, revision_pending};
+use crate::action::{Action, Event, NodePatch};
+use crate::contract::{KEEP_CORDONED_LABEL, RELEASED_ANNOTATION, SCALE_DOWN_HOLDS, State, VISIT_ANNOTATION};
+use crate::reason::Reason;
+use crate::snapshot::Node;
+use crate::visit::{Holds, Visit, Walk};
+
+/// `cordon-required`: ONE patch: cordon, holds, visit record.
+pub(super) fn cordon(view: &View<'_>, member: &Member<'_>, visit: Option<(&Visit, &Walk)>) -> Decision {
+    let now = view.snapshot.now;
+    let Some(target) = member.target else { return Decision::stay(revision_pending(member)) };
+    // What only restarts in place disturbs nobody on the device.
+    let to = if member.restarts_in_place() { State::PodRestartRequired } else { State::WaitForJobsRequired };
+    let mut patch = base_patch(view, member, to);
+    let holds = take(member.node, visit.map(|(visit, _)| &visit.holds), &mut patch);
+    let walk = match visit {
+        Some((_, walk)) => Walk { target: target.clone(), ..walk.enter(to, now) },
+        None => Walk::begin(to, now, target.clone()),
+    };
+    // Who asks for an upgrade of what is up to date wants a new driver pod all the same.
+    let replace = member.pod.filter(|_| member.requested).map(|pod| pod.uid.clone()).or(walk.replace.clone());
+    let walk = Walk { replace, ..walk };
+    let since = visit.map_or(now, |(visit, _)| visit.since);
+    let visit = Visit::begin(view.rollout.clone(), since, holds, view.policy.driver.clone(), walk);
+    patch.annotations.set(VISIT_ANNOTATION, Some(visit.to_text()));
+    for done_with in [view.policy.keys.requested.as_str(), RELEASED_ANNOTATION] {
+        if member.node.annotations.contains_key(done_with) {
+            patch.annotations.set(done_with, None);
+        }
+    }
+    Decision::act(Reason::Moving { to }, Action::PatchNode(patch))
+}
+
+/// Sets what a visit holds, and says what was there before.
+fn take(node: &Node, held: Option<&Holds>, patch: &mut NodePatch) -> Holds {
+    let mut holds = held.cloned().unwrap_or_default();
+    if !node.unschedulable {
+        patch.unschedulable = Some(true);
+        holds.cordon = true;
+    }
+    for (key, value) in SCALE_DOWN_HOLDS {
+        let before = node.annotations.get(key);
+        if before.map(String::as_str) == Some(value) {
+            continue;
+        }
+        patch.annotations.set(key, Some(value.to_owned()));
+        holds.annotations.entry(key.to_owned()).or_insert_with(|| before.cloned());
+    }
+    holds
+}
+
+/// Undoes what a visit holds, where it is still as we left it, and drops the record.
+fn put_back(node: &Node, holds: &Holds, patch: &mut NodePatch) {
+    let kept = node.labels().get(KEEP_CORDONED_LABEL).is_some_and(|v| v == "true");
+    patch.unschedulable = (holds.cordon && !kept && node.unschedulable).then_some(false);
+    for (key, value) in SCALE_DOWN_HOLDS {
+        if let Some(before) = holds.annotations.get(key)
+            && node.annotations.get(key).map(String::as_str) == Some(value)
+        {
+            patch.annotations.set(key, before.clone());
+        }
+    }
+    patch.annotations.set(VISIT_ANNOTATION, None);
+}
+
+/// A person uncordoned a node in the middle of its visit. Work would land on a node without a driver.
+pub(super) fn cordon_again(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> Decision {
+    let message = "The node was uncordoned during its driver upgrade; cordoned again".to_owned();
+    let mut visit = visit.clone();
+    visit.holds.cordon = true;
+    let mut patch = base_patch(view, member, walk.state);
+    patch.to = None;
+    patch.unschedulable = Some(true);
+    patch.annotations.set(VISIT_ANNOTATION, Some(visit.to_text()));
+    patch.event = Some(Event { warning: true, reason: view.policy.keys.event_reason.clone(), message });
+    Decision::act(Reason::Writing, Action::PatchNode(patch))
+}
+
+/// `uncordon-required`: ONE patch: undo what is ours, drop the record.
+pub(super) fn release(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> Decision {
+    if member.sync != Freshness::InSync || !member.driver_ready {
+        // It was fine a moment ago. Nothing goes back into service on that.
+        let back = State::ValidationRequired;
+        return go(view, member, back, Some(walk.enter(back, view.snapshot.now)));
+    }
+    let mut patch = base_patch(view, member, State::UpgradeDone);
+    put_back(member.node, &visit.holds, &mut patch);
+    Decision::act(Reason::Moving { to: State::UpgradeDone }, Action::PatchNode(patch))
+}
+
+/// Why a node is given back before its driver was touched.
+pub(super) enum GivenBack<'a> {
+    /// Its pods could not leave, and the policy says `onBlocked: Release`. It tries again after the others.
+    Blocked(&'a Reason),
+    /// The rollout was aborted.
+    Aborted,
+}
+
+/// Gives a node back with its old driver: ONE patch. It waits for a slot again.
+pub(super) fn give_back(
+    view: &View<'_>,
+    member: &Member<'_>,
+    holds: &Holds,
+    why: &GivenBack<'_>,
+) -> Decision {
+    let to = State::UpgradeRequired;
+    let mut patch = base_patch(view, member, to);
+    put_back(member.node, holds, &mut patch);
+    let message = match why {
+        GivenBack::Blocked(reason) => {
+            patch.annotations.set(RELEASED_ANNOTATION, Some(view.snapshot.now.to_string()));
+            format!("Given back with its old driver: {reason}. It is tried again after the others")
+        }
+        GivenBack::Aborted => "Given back with its old driver: the rollout was aborted".to_owned(),
+    };
+    patch.event = Some(Event { warning: true, reason: view.policy.keys.event_reason.clone(), message });
+    Decision::act(Reason::Moving { to }, Action::PatchNode(patch))
+}
+
+/// The holds of a node that has none.
+pub(super) const NO_HOLDS: Holds = Holds { cordon: false, annotations: BTreeMap::new() };

@@ -1,0 +1,158 @@
+//! The states in which work leaves the node: waiting for jobs, taking device users off, draining.
+
+use kube::core::SelectorExt;
+
+use super::cordon::{GivenBack, give_back};
+use super::patch::go;
+use super::pool::{Member, View};
+use super::removal::{self, BudgetBook, Progress};
+use super::walk::{Decision, deadline, fail, ran_out};
+use crate::api::OnBlocked;
+use crate::contract::State;
+use crate::policy::{Drain, Removal};
+use crate::reason::Reason;
+use crate::snapshot::Pod;
+use crate::visit::{Cause, Visit, Walk};
+
+/// `wait-for-jobs-required`: selected pods may complete first.
+pub(super) fn wait_for_jobs(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
+    let View { snapshot, policy, .. } = view;
+    // Without a device that pods ask for there is nobody to evict one by one: draining is the way.
+    let next = match (policy.devices.is_empty(), &policy.drain) {
+        (false, _) => State::PodDeletionRequired,
+        (true, Some(_)) => State::DrainRequired,
+        (true, None) => State::PodRestartRequired,
+    };
+    let on = || go(view, member, next, Some(walk.enter(next, snapshot.now)));
+    let Some(selector) = &policy.wait.selector else { return on() };
+    let running: Vec<_> = member
+        .pods()
+        .filter(|pod| !pod.is_finished() && selector.matches(&pod.labels))
+        .map(|pod| pod.name.clone())
+        .collect();
+    let until = policy.wait.timeout.map(|timeout| deadline(view, walk, timeout));
+    match (running.is_empty(), until) {
+        (true, _) => on(),
+        (false, Some(until)) if ran_out(view, until) => on(),
+        (false, until) => Decision::stay(Reason::WaitingForJobs { pods: running, until }),
+    }
+}
+
+/// `pod-deletion-required`: pods that use the device leave.
+pub(super) fn take_pods_off(
+    view: &View<'_>,
+    member: &Member<'_>,
+    (visit, walk): (&Visit, &Walk),
+    budgets: &mut BudgetBook<'_>,
+) -> Decision {
+    let users: Vec<&Pod> = view.users(member).collect();
+    let fallback = view.policy.drain.as_ref().map(|_| State::DrainRequired);
+    let job = Job { pods: &users, removal: view.policy.removal, fallback };
+    remove(view, member, (visit, walk), &job, budgets)
+}
+
+/// `drain-required`: all pods leave but those of DaemonSets and those that the policy leaves out.
+pub(super) fn drain(
+    view: &View<'_>,
+    member: &Member<'_>,
+    (visit, walk): (&Visit, &Walk),
+    budgets: &mut BudgetBook<'_>,
+) -> Decision {
+    let Some(drain) = &view.policy.drain else {
+        // The policy changed its mind: what is left of the users is for the state before.
+        let next = State::PodDeletionRequired;
+        return go(view, member, next, Some(walk.enter(next, view.snapshot.now)));
+    };
+    // Without this look the node would go round: drained, not free for the restart, back to the eviction, drained, …
+    if let Some(what) = left_behind(view, member, drain) {
+        return fail(view, member, walk, Cause::PodsCannotLeave { what });
+    }
+    let pods: Vec<&Pod> = drained(member, drain).collect();
+    remove(view, member, (visit, walk), &Job { pods: &pods, removal: drain.removal, fallback: None }, budgets)
+}
+
+/// What a drain could not take off either.
+pub(super) fn undrainable(view: &View<'_>, member: &Member<'_>, drain: &Drain) -> Option<String> {
+    left_behind(view, member, drain).or_else(|| removal::undeletable(drained(member, drain), drain.removal))
+}
+
+/// The pods that a drain takes off.
+pub(super) fn drained<'a>(member: &Member<'a>, drain: &'a Drain) -> impl Iterator<Item = &'a Pod> {
+    member.pods().filter(|pod| is_drained(drain, pod))
+}
+
+fn is_drained(drain: &Drain, pod: &Pod) -> bool {
+    !pod.is_daemon() && !pod.mirror && !pod.is_finished() && drain.selector.matches(&pod.labels)
+}
+
+/// A pod that uses the device and that a drain does not touch: the driver could never restart.
+fn left_behind(view: &View<'_>, member: &Member<'_>, drain: &Drain) -> Option<String> {
+    let left = view.users(member).find(|pod| pod.deleting.is_none() && !is_drained(drain, pod))?;
+    Some(format!("pod {} uses the device and is left out of the drain", left.name))
+}
+
+/// Pods that have to leave, and how.
+struct Job<'a> {
+    pods: &'a [&'a Pod],
+    removal: Removal,
+    /// Where the node goes if they do not; without it, it fails.
+    fallback: Option<State>,
+}
+
+fn remove(
+    view: &View<'_>,
+    member: &Member<'_>,
+    (visit, walk): (&Visit, &Walk),
+    job: &Job<'_>,
+    budgets: &mut BudgetBook<'_>,
+) -> Decision {
+    let now = view.snapshot.now;
+    let give_up = |cause: Cause| match job.fallback {
+        Some(state) => go(view, member, state, Some(walk.enter(state, now))),
+        None => fail(view, member, walk, cause),
+    };
+    let Job { pods, removal, .. } = job;
+    let until = removal.timeout.map(|timeout| deadline(view, walk, timeout));
+    let time_is_up = until.is_some_and(|until| ran_out(view, until));
+    match removal::progress(view.snapshot, member.node.ready, pods, *removal, until, time_is_up, budgets) {
+        Progress::Gone => {
+            let next = State::PodRestartRequired;
+            go(view, member, next, Some(walk.enter(next, now)))
+        }
+        Progress::Cannot { what } => give_up(Cause::PodsCannotLeave { what }),
+        Progress::TimedOut { what } => {
+            give_up(Cause::PodsDidNotLeave { what, seconds: removal.timeout.map_or(0, |t| t.as_secs()) })
+        }
+        Progress::Leaving { reason, actions, retry_at } => {
+            blocked_for_long(view, member, (visit, walk), &reason).unwrap_or_else(|patience| {
+                let wake_at = [reason.until(), retry_at, patience].into_iter().flatten().min();
+                Decision { reason, actions, wake_at }
+            })
+        }
+    }
+}
+
+/// What the policy says about a node whose pods cannot leave; else when that will be asked again.
+fn blocked_for_long(
+    view: &View<'_>,
+    member: &Member<'_>,
+    (visit, walk): (&Visit, &Walk),
+    reason: &Reason,
+) -> Result<Decision, Option<jiff::Timestamp>> {
+    let limits = &view.policy.limits;
+    let blocked = matches!(reason, Reason::BudgetBlocks { .. } | Reason::PodStuck { .. });
+    if !blocked || limits.on_blocked == OnBlocked::Wait {
+        return Err(None);
+    }
+    let until = deadline(view, walk, limits.blocked_after);
+    if !ran_out(view, until) {
+        return Err(Some(until));
+    }
+    let seconds = limits.blocked_after.as_secs();
+    Ok(match limits.on_blocked {
+        OnBlocked::Fail => {
+            fail(view, member, walk, Cause::PodsDidNotLeave { what: reason.to_string(), seconds })
+        }
+        _ => give_back(view, member, &visit.holds, &GivenBack::Blocked(reason)),
+    })
+}

@@ -1,0 +1,152 @@
+//! `upgrade-required`: whether a node could start if it had a slot, and if not, why not.
+
+use std::collections::BTreeMap;
+
+use kube::core::SelectorExt;
+
+use super::leaving;
+use super::pool::{Freshness, Member, View, label_state};
+use super::removal;
+use super::walk::revision_pending;
+use crate::api::TimeoutAction;
+use crate::contract::{RELEASED_ANNOTATION, State};
+use crate::names::{DriverName, ObjectName};
+use crate::policy::{Policy, Removal};
+use crate::reason::Reason;
+use crate::snapshot::{Budget, Pod, Snapshot};
+
+/// Whether a node could start if it had a slot; if not, why not.
+pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reason> {
+    let policy = view.policy;
+    if member.state() != State::UpgradeRequired {
+        return Err(Reason::UpToDate);
+    }
+    if let Some(rollout) = &view.aborted {
+        return Err(Reason::Aborted { rollout: rollout.clone() });
+    }
+    if let Some(other) = other_driver(view, member) {
+        return Err(Reason::OtherDriver { driver: other });
+    }
+    // A node whose driver waits to be loaded has no driver at all: leaving it out would help nobody.
+    let needs_driver = member.waits_for_load && member.sync == Freshness::InSync;
+    if member.node.mark(&policy.keys.skip) == Some("true") && !needs_driver {
+        return Err(Reason::Skipped { label: policy.keys.skip.clone() });
+    }
+    let Some(daemon_set) = member.daemon_set.filter(|_| member.target.is_some()) else {
+        return Err(revision_pending(member));
+    };
+    if member.pod.is_none() {
+        return Err(Reason::NoDriverPod { daemon_set: daemon_set.name.clone(), until: None });
+    }
+    if !member.node.ready {
+        return Err(Reason::NodeNotReady);
+    }
+    if member.restarts_in_place() {
+        return Ok(());
+    }
+    can_be_emptied(view, member)
+}
+
+/// A node that cannot be emptied is better left alone and at work.
+fn can_be_emptied(view: &View<'_>, member: &Member<'_>) -> Result<(), Reason> {
+    let policy = view.policy;
+    let culprit = removal::undeletable(view.users(member), policy.removal);
+    let drain = policy.drain.as_ref().filter(|_| culprit.is_some() || policy.devices.is_empty());
+    let (culprit, removal) = match drain {
+        Some(drain) => (leaving::undrainable(view, member, drain), drain.removal),
+        None => (culprit, policy.removal),
+    };
+    if let Some(what) = culprit {
+        return Err(Reason::CannotBeEmptied { what });
+    }
+    match drain {
+        Some(drain) => past_budgets(view, member, leaving::drained(member, drain), removal),
+        None => past_budgets(view, member, view.users(member), removal),
+    }
+}
+
+/// Budgets that will not let the pods go, whatever happens, are recognised before the node is cordoned. A node that was
+/// given back because of a budget is not taken again while that budget still says no.
+fn past_budgets<'a>(
+    view: &View<'_>,
+    member: &Member<'_>,
+    mut pods: impl Iterator<Item = &'a Pod>,
+    removal: Removal,
+) -> Result<(), Reason> {
+    let deletes = removal.timeout.is_some() && removal.timeout_action == TimeoutAction::Delete;
+    let released = member.node.annotations.contains_key(RELEASED_ANNOTATION);
+    if deletes || (view.hopeless.is_empty() && !released) {
+        return Ok(());
+    }
+    let refusal = pods.find_map(|pod| {
+        let hopeless = || view.hopeless.refuses(pod);
+        let blocked = || released.then(|| blocked_now(view.snapshot, pod)).flatten();
+        hopeless().or_else(blocked)
+    });
+    refusal.map_or(Ok(()), Err)
+}
+
+fn blocked_now(snapshot: &Snapshot, pod: &Pod) -> Option<Reason> {
+    let mut budgets = removal::budgets_of(&snapshot.budgets, pod);
+    let (name, budget) = budgets.find(|(_, budget)| pod.ready && budget.allowed <= 0)?;
+    Some(Reason::BudgetBlocks {
+        budget: name.clone(),
+        pod: pod.name.clone(),
+        healthy: (budget.healthy, budget.desired),
+        until: None,
+    })
+}
+
+/// Budgets that can never allow an eviction as they are, and namespaces in which a pod may be under two of them, which
+/// the Eviction API refuses. Most clusters have neither, and then no pod is looked at.
+#[derive(Default)]
+pub(super) struct Hopeless<'a> {
+    namespaces: BTreeMap<&'a str, Vec<(&'a ObjectName, &'a Budget)>>,
+}
+
+impl<'a> Hopeless<'a> {
+    pub(super) fn of(budgets: &'a BTreeMap<ObjectName, Budget>) -> Self {
+        let mut namespaces: BTreeMap<&str, Vec<_>> = BTreeMap::new();
+        for (name, budget) in budgets {
+            namespaces.entry(&name.namespace).or_default().push((name, budget));
+        }
+        namespaces.retain(|_, budgets| budgets.len() > 1 || budgets.iter().any(|(_, b)| b.never_allows()));
+        Self { namespaces }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.namespaces.is_empty()
+    }
+
+    fn refuses(&self, pod: &Pod) -> Option<Reason> {
+        let budgets = self.namespaces.get(pod.name.namespace.as_ref())?;
+        let covers = |budget: &Budget| budget.selector.as_ref().is_some_and(|s| s.matches(&pod.labels));
+        let mine: Vec<_> = budgets.iter().filter(|(_, budget)| covers(budget)).collect();
+        if let [(first, _), (second, _), ..] = mine[..] {
+            let what = format!(
+                "pod {} is under two PodDisruptionBudgets ({first} and {second}), which the Eviction API refuses",
+                pod.name
+            );
+            return Some(Reason::CannotBeEmptied { what });
+        }
+        let (name, budget) = mine.iter().find(|(_, budget)| pod.ready && budget.never_allows())?;
+        Some(Reason::BudgetNever {
+            budget: ObjectName::clone(name),
+            pod: pod.name.clone(),
+            pods: (budget.expected, budget.desired),
+        })
+    }
+}
+
+/// Another driver whose walk on this node is not over.
+pub(super) fn other_driver(view: &View<'_>, member: &Member<'_>) -> Option<DriverName> {
+    if let Some(Ok(visit)) = &member.node.visit {
+        return visit.drivers.keys().find(|driver| **driver != view.policy.driver).cloned();
+    }
+    // A start that has no record yet. If both have started, the first by name goes first.
+    let started = |rival: &&&Policy| label_state(rival, member.node).is_ok_and(State::in_flight);
+    let both = member.state().in_flight();
+    let rivals = view.rivals.iter().filter(|rival| rival.selects(member.node.labels()));
+    let mut first = rivals.filter(|rival| !both || rival.driver < view.policy.driver);
+    first.find(started).map(|rival| rival.driver.clone())
+}
