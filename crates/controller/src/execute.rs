@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ObjectMeta, Status};
 use kube::{Client, Resource};
 use pitcrew_core::action::{Action, PodRef, RestartDriver};
 use pitcrew_core::api::{DriverPolicy, Rollout, RolloutSpec};
-use pitcrew_core::contract::State;
+use pitcrew_core::contract::{CHECKPOINT_REQUESTED_ANNOTATION, CHECKPOINTED_ANNOTATION, State};
 use pitcrew_core::plan::uses_device;
 use pitcrew_core::snapshot::Pod;
 use serde::de::DeserializeOwned;
@@ -32,6 +33,8 @@ pub(crate) enum Answer {
     Node(wire::Node),
     /// The node is not there any more.
     NoNode,
+    /// The pod knows that it should save its work.
+    Asked(wire::Pod),
     /// The pod is on its way out.
     Pod(Option<wire::Pod>),
     RolloutCreated(Rollout),
@@ -72,6 +75,7 @@ impl Executor {
                 let found = self.call("get", "nodes", api.get_opt(node.as_str())).await?;
                 Ok(found.map_or(Answer::NoNode, Answer::Node))
             }
+            Action::AskCheckpoint(pod, until) => self.ask_checkpoint(pod, *until).await,
             Action::Evict(pod) => self.evict(pod).await,
             Action::Delete(pod, _) => self.delete(pod, None).await,
             Action::RestartDriver(restart) => self.restart_driver(restart).await,
@@ -96,6 +100,18 @@ impl Executor {
 
     fn pods(&self, namespace: &str) -> Api<wire::Pod> {
         Api::namespaced(self.client.clone(), namespace)
+    }
+
+    async fn ask_checkpoint(&self, pod: &PodRef, until: Timestamp) -> Result<Answer, CallError> {
+        let annotations = json!({
+            CHECKPOINT_REQUESTED_ANNOTATION: until.to_string(),
+            CHECKPOINTED_ANNOTATION: null, // an answer to an earlier request
+        });
+        // A UID in a patch makes the API refuse it for another pod of the same name.
+        let body = Patch::Merge(json!({"metadata": {"uid": pod.uid, "annotations": annotations}}));
+        let (api, params) = (self.pods(&pod.name.namespace), PatchParams::default());
+        let call = api.patch(&pod.name.name, &params, &body);
+        self.call("patch", "pods", call).await.map(Answer::Asked)
     }
 
     async fn evict(&self, pod: &PodRef) -> Result<Answer, CallError> {

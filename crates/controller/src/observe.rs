@@ -12,7 +12,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
-use pitcrew_core::api::{ClusterPolicy, DriverPolicy, NVIDIADriver, Rollout};
+use pitcrew_core::api::{ClusterPolicy, DriverPolicy, NVIDIADriver, NicClusterPolicy, Rollout};
 use pitcrew_core::contract::{GPU_OPERATOR_LEASE, GPU_OPERATOR_SELECTOR};
 use serde::de::DeserializeOwned;
 
@@ -30,6 +30,7 @@ pub(crate) enum Kind {
     Rollout,
     ClusterPolicy,
     NvidiaDriver,
+    NicClusterPolicy,
     Lease,
     Deployment,
     Definition,
@@ -47,6 +48,7 @@ pub(crate) enum Observation {
     Rollout(Event<Rollout>),
     ClusterPolicy(Event<ClusterPolicy>),
     NvidiaDriver(Event<NVIDIADriver>),
+    NicClusterPolicy(Event<NicClusterPolicy>),
     Lease(Event<Lease>),
     Deployment(Event<Deployment>),
     Definition(Event<PartialObjectMeta<CustomResourceDefinition>>),
@@ -101,6 +103,7 @@ impl Watches {
         match kind {
             Kind::ClusterPolicy => self.add(kind, all(), Observation::ClusterPolicy),
             Kind::NvidiaDriver => self.add(kind, all(), Observation::NvidiaDriver),
+            Kind::NicClusterPolicy => self.add(kind, all(), Observation::NicClusterPolicy),
             _ => {}
         }
     }

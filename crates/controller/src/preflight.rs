@@ -37,7 +37,7 @@ pub enum Unfit {
 /// (group, resource, subresource, verbs): all that the controller asks for.
 pub const PERMISSIONS: &[(&str, &str, &str, &[&str])] = &[
     ("", "nodes", "", &["get", "list", "watch", "patch"]),
-    ("", "pods", "", &["list", "watch", "delete"]),
+    ("", "pods", "", &["list", "watch", "patch", "delete"]),
     ("", "pods", "eviction", &["create"]),
     ("", "events", "", &["create"]),
     ("apps", "daemonsets", "", &["list", "watch"]),
@@ -49,6 +49,7 @@ pub const PERMISSIONS: &[(&str, &str, &str, &[&str])] = &[
     ("apiextensions.k8s.io", "customresourcedefinitions", "", &["list", "watch"]),
     ("nvidia.com", "clusterpolicies", "", &["list", "watch"]),
     ("nvidia.com", "nvidiadrivers", "", &["list", "watch"]),
+    ("mellanox.com", "nicclusterpolicies", "", &["list", "watch"]),
     ("pitcrew.dev", "driverpolicies", "", &["list", "watch"]),
     ("pitcrew.dev", "driverpolicies", "status", &["patch"]),
     ("pitcrew.dev", "rollouts", "", &["list", "watch", "create"]),

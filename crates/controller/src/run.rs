@@ -353,6 +353,7 @@ impl Loop {
     fn succeeded(&mut self, action: &Action, answer: Answer, now: Timestamp) {
         match answer {
             Answer::Node(node) => self.store.answer_node(node),
+            Answer::Asked(pod) => self.store.answer_pod(pod),
             Answer::Pod(pod) => {
                 if let Some(pod) = pod {
                     self.store.answer_pod(pod);
@@ -378,7 +379,7 @@ impl Loop {
         let earlier = self.store.snapshot.setbacks.get(&object);
         let setback = match action {
             Action::PatchNode(patch) => setback::after_write(error, patch.seen, earlier, now),
-            Action::Evict(pod) | Action::Delete(pod, _) => {
+            Action::AskCheckpoint(pod, _) | Action::Evict(pod) | Action::Delete(pod, _) => {
                 let seen = self.version_of(&pod.node, &object);
                 setback::after_removal(error, seen, earlier, now)
             }

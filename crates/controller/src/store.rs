@@ -68,7 +68,7 @@ impl Store {
 
     /// Whether the first lists are complete: before that, absence means nothing.
     pub(crate) fn is_complete(&self) -> bool {
-        let optional = [Kind::ClusterPolicy, Kind::NvidiaDriver]
+        let optional = [Kind::ClusterPolicy, Kind::NvidiaDriver, Kind::NicClusterPolicy]
             .into_iter()
             .filter(|kind| self.tables.contains_key(kind));
         REQUIRED.into_iter().chain(optional).all(|kind| self.tables.get(&kind).is_some_and(|t| t.listed))
@@ -117,6 +117,12 @@ impl Store {
                 let policy = object.spec.upgrade_policy;
                 store.snapshot.sources.nvidia_drivers.insert(name, policy.clone()) != Some(policy)
             }),
+            Observation::NicClusterPolicy(event) => {
+                self.fold_kind(Kind::NicClusterPolicy, event, |store, object| {
+                    let (name, ofed) = (object.metadata.name.unwrap_or_default(), object.spec.ofed_driver);
+                    store.snapshot.sources.nic_cluster_policies.insert(name, ofed.clone()) != Some(ofed)
+                })
+            }
             Observation::Lease(event) => {
                 self.fold_kind(Kind::Lease, event, |store, l| store.put_lease(&l, now))
             }
@@ -136,6 +142,7 @@ impl Store {
             Event::Apply(object) | Event::InitApply(object) => match object.meta().name.as_deref() {
                 Some("clusterpolicies.nvidia.com") => Some(Kind::ClusterPolicy),
                 Some("nvidiadrivers.nvidia.com") => Some(Kind::NvidiaDriver),
+                Some("nicclusterpolicies.mellanox.com") => Some(Kind::NicClusterPolicy),
                 _ => None,
             },
             Event::InitDone => {
@@ -245,6 +252,7 @@ impl Store {
             Kind::Rollout => snapshot.rollouts.remove(plain).is_some(),
             Kind::ClusterPolicy => snapshot.sources.cluster_policies.remove(plain).is_some(),
             Kind::NvidiaDriver => snapshot.sources.nvidia_drivers.remove(plain).is_some(),
+            Kind::NicClusterPolicy => snapshot.sources.nic_cluster_policies.remove(plain).is_some(),
             Kind::Lease => snapshot.gpu_operator.lease.take().is_some(),
             Kind::Deployment => snapshot.gpu_operator.deployments.remove(&deployment_text(name)),
             Kind::Definition => false,
@@ -323,9 +331,9 @@ impl Store {
         }
     }
 
-    /// The answer to a deletion of a pod that takes its time.
+    /// The answer to a deletion of a pod that takes its time, or to a write on it.
     pub(crate) fn answer_pod(&mut self, object: wire::Pod) {
-        if self.is_known(Kind::Pod, &object) && object.metadata.deletion_timestamp.is_some() {
+        if self.is_known(Kind::Pod, &object) {
             self.apply(Kind::Pod, object, Self::put_pod);
         }
     }
@@ -355,6 +363,7 @@ impl Store {
             Source::DriverPolicy(_) => Kind::DriverPolicy,
             Source::ClusterPolicy(_) => Kind::ClusterPolicy,
             Source::NvidiaDriver(_) => Kind::NvidiaDriver,
+            Source::NicClusterPolicy(_) => Kind::NicClusterPolicy,
         };
         let known = self.tables.get(&kind)?.objects.get(&ObjectName::new("", source.name()))?;
         Some(known.uid.to_string())

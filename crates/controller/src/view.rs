@@ -6,7 +6,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::core::{DynamicObject, Selector};
 use pitcrew_core::api::{ClusterPolicy, Rollout as ApiRollout};
-use pitcrew_core::contract::{CONFIG_DIGEST_ENV, REVISION_LABEL, TIMEOUT_ACTION_ANNOTATION};
+use pitcrew_core::contract::{
+    CHECKPOINT_REQUESTED_ANNOTATION, CHECKPOINTED_ANNOTATION, CONFIG_DIGEST_ENV, REVISION_LABEL,
+    TIMEOUT_ACTION_ANNOTATION,
+};
 use pitcrew_core::names::{NodeName, ObjectName, ResourceVersion, Uid};
 use pitcrew_core::policy::{ClusterPolicyFacts, Source};
 use pitcrew_core::snapshot::{
@@ -56,10 +59,10 @@ pub(crate) fn node(object: wire::Node) -> Result<(NodeName, Node), Incomplete> {
 }
 
 pub(crate) fn pod(object: wire::Pod) -> Result<Pod, Incomplete> {
-    let wire::Pod { metadata, spec, status } = object;
+    let wire::Pod { mut metadata, spec, status } = object;
     let Identity { uid, version, .. } = identity(&metadata)?;
-    let finalizer = finalizer(&metadata);
-    let mirror = metadata.annotations.as_ref().is_some_and(|a| a.contains_key(MIRROR_ANNOTATION));
+    let annotations = metadata.annotations.take().unwrap_or_default();
+    let annotation = |key: &str| annotations.get(key).map(String::as_str);
     Ok(Pod {
         name: object_name(&metadata),
         uid,
@@ -67,7 +70,7 @@ pub(crate) fn pod(object: wire::Pod) -> Result<Pod, Incomplete> {
         node: meant_for(&metadata, &spec).into(),
         owner: controller(metadata.owner_references.as_deref()).map(owner),
         revision: metadata.labels.as_ref().and_then(Pod::read_revision),
-        labels: metadata.labels.unwrap_or_default(),
+        labels: metadata.labels.take().unwrap_or_default(),
         phase: phase(&status.phase),
         ready: status.phase == "Running" && is_true(&status.conditions, "Ready"),
         deleting: metadata.deletion_timestamp.as_ref().map(|time| time.0),
@@ -76,9 +79,11 @@ pub(crate) fn pod(object: wire::Pod) -> Result<Pod, Incomplete> {
         claims: claims(&spec, &status),
         runtime_class: spec.runtime_class_name.as_deref().map(Into::into),
         host_paths: host_paths(&spec),
-        finalizer: finalizer.filter(|_| metadata.deletion_timestamp.is_some()),
+        finalizer: finalizer(&metadata).filter(|_| metadata.deletion_timestamp.is_some()),
+        checkpoint_requested: annotation(CHECKPOINT_REQUESTED_ANNOTATION).and_then(|at| at.parse().ok()),
+        checkpointed: annotation(CHECKPOINTED_ANNOTATION).is_some_and(|v| !v.is_empty()),
         empty_dir: spec.volumes.iter().any(|volume| volume.empty_dir.is_some()),
-        mirror,
+        mirror: annotation(MIRROR_ANNOTATION).is_some(),
         trouble: trouble(&status),
         digest: digest(&spec),
         image: spec.containers.first().map(|c| c.image.as_str()).unwrap_or_default().into(),
@@ -183,8 +188,7 @@ fn extended_resources(spec: &wire::PodSpec) -> Vec<(Box<str>, u32)> {
 
 /// What the first container says that is not on its ordinary way up.
 fn trouble(status: &wire::PodStatus) -> Option<Trouble> {
-    let unplaced =
-        status.conditions.iter().find(|c| c.kind == "PodScheduled" && c.status == "False");
+    let unplaced = status.conditions.iter().find(|c| c.kind == "PodScheduled" && c.status == "False");
     if let Some(condition) = unplaced {
         let (reason, message) = (condition.reason.as_str().into(), condition.message.as_str().into());
         return Some(Trouble { container: "pod".into(), reason, message, restarts: 0 });
@@ -242,6 +246,7 @@ fn renderer(reference: &OwnerReference) -> Option<Source> {
     match reference.kind.as_str() {
         "ClusterPolicy" => Some(Source::ClusterPolicy(reference.name.clone())),
         "NVIDIADriver" => Some(Source::NvidiaDriver(reference.name.clone())),
+        "NicClusterPolicy" => Some(Source::NicClusterPolicy(reference.name.clone())),
         _ => None,
     }
 }

@@ -51,6 +51,8 @@ fn pod(node: &NodeName, namespace: &str, name: &str, labels: Labels, owner: (Own
         claims: vec![],
         runtime_class: None,
         host_paths: vec![],
+        checkpoint_requested: None,
+        checkpointed: false,
         finalizer: None,
         empty_dir: false,
         mirror: false,

@@ -2,6 +2,7 @@
 //!
 //! The planner leaves no choice to whoever carries an action out.
 
+use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use crate::api::{DriverPolicyStatus, RolloutSpec, RolloutStatus};
@@ -15,6 +16,8 @@ use crate::snapshot::Object;
 pub enum Action {
     /// Change a node: label, cordon and record in one write.
     PatchNode(NodePatch),
+    /// Ask a pod to save its work until then.
+    AskCheckpoint(PodRef, Timestamp),
     /// Ask a pod to leave, through its budgets.
     Evict(PodRef),
     /// Tell a pod to leave, past its budgets, with its own grace period.
@@ -59,7 +62,9 @@ impl Action {
         match self {
             Action::PatchNode(patch) => Some(Object::Node(patch.node.clone())),
             Action::ReadNode(node) => Some(Object::Node(node.clone())),
-            Action::Evict(pod) | Action::Delete(pod, _) => Some(Object::Pod(pod.name.clone())),
+            Action::AskCheckpoint(pod, _) | Action::Evict(pod) | Action::Delete(pod, _) => {
+                Some(Object::Pod(pod.name.clone()))
+            }
             Action::RestartDriver(restart) => Some(Object::Pod(restart.pod.name.clone())),
             Action::CreateRollout { name, .. } | Action::RolloutStatus { name, .. } => {
                 Some(Object::Rollout(name.clone()))
@@ -74,7 +79,7 @@ impl Action {
         match self {
             Action::PatchNode(patch) => Some(&patch.node),
             Action::ReadNode(node) => Some(node),
-            Action::Evict(pod) | Action::Delete(pod, _) => Some(&pod.node),
+            Action::AskCheckpoint(pod, _) | Action::Evict(pod) | Action::Delete(pod, _) => Some(&pod.node),
             Action::RestartDriver(restart) => Some(&restart.pod.node),
             _ => None,
         }

@@ -113,7 +113,7 @@ fn belongs(action: &Action, done: &PoolPlan, snapshot: &Snapshot) -> bool {
     match action {
         Action::PatchNode(patch) => patch.pool == done.name,
         Action::RestartDriver(restart) => restart.driver == done.driver,
-        Action::Evict(pod) | Action::Delete(pod, _) => {
+        Action::AskCheckpoint(pod, _) | Action::Evict(pod) | Action::Delete(pod, _) => {
             visit(snapshot, &pod.node).is_none_or(|visit| visit.drivers.contains_key(&done.driver))
         }
         _ => false,
@@ -127,8 +127,12 @@ fn visit<'a>(snapshot: &'a Snapshot, node: &NodeName) -> Option<&'a Visit> {
 type Broken = Vec<(usize, NodeName)>;
 
 fn foreign_nodes(snapshot: &Snapshot, mine: &[(usize, &Action)]) -> Broken {
-    let touches_pods =
-        |action: &Action| matches!(action, Action::Evict(_) | Action::Delete(..) | Action::RestartDriver(_));
+    let touches_pods = |action: &Action| {
+        matches!(
+            action,
+            Action::AskCheckpoint(..) | Action::Evict(_) | Action::Delete(..) | Action::RestartDriver(_)
+        )
+    };
     let ours = |node: &NodeName| {
         visit(snapshot, node).is_some() && snapshot.nodes.get(node).is_some_and(|n| n.unschedulable)
     };

@@ -14,6 +14,10 @@ use crate::names::DriverName;
 pub const DEFAULT_LABEL_DOMAIN: &str = "nvidia.com";
 /// The visit record on a node: JSON, one annotation, the truth while pitcrew owns the node.
 pub const VISIT_ANNOTATION: &str = "pitcrew.dev/visit";
+/// Pod annotation, written by pitcrew: save your work, you have until this moment.
+pub const CHECKPOINT_REQUESTED_ANNOTATION: &str = "pitcrew.dev/checkpoint-requested";
+/// Pod annotation, written by the workload: it is saved.
+pub const CHECKPOINTED_ANNOTATION: &str = "pitcrew.dev/checkpointed";
 /// Node annotation: given back with its old driver because its pods could not leave, and when.
 pub const RELEASED_ANNOTATION: &str = "pitcrew.dev/released";
 /// A person's wish that a node stays cordoned after its visit.

@@ -85,6 +85,13 @@ pub enum Reason {
         /// Until when; `None`: as long as they take.
         until: Option<Timestamp>,
     },
+    /// Pods are given time to save their work.
+    Checkpointing {
+        /// Which have not yet.
+        pods: Vec<ObjectName>,
+        /// Until when.
+        until: Timestamp,
+    },
     /// Pods are leaving.
     PodsLeaving {
         /// Which.
@@ -240,6 +247,7 @@ impl Reason {
             Reason::OtherDriver { .. } => "other-driver",
             Reason::NodeNotReady => "node-not-ready",
             Reason::WaitingForJobs { .. } => "waiting-for-jobs",
+            Reason::Checkpointing { .. } => "checkpointing",
             Reason::PodsLeaving { .. } => "pods-leaving",
             Reason::BudgetBlocks { .. } => "budget-blocks",
             Reason::BudgetNever { .. } => "budget-never",
@@ -277,6 +285,7 @@ impl Reason {
             Reason::Moving { .. }
             | Reason::Writing
             | Reason::WaitingForJobs { .. }
+            | Reason::Checkpointing { .. }
             | Reason::PodsLeaving { .. }
             | Reason::DriverStopping { .. }
             | Reason::DriverStarting { .. }
@@ -312,7 +321,8 @@ impl Reason {
             | Reason::PodsLeaving { until, .. }
             | Reason::PodStuck { until, .. }
             | Reason::BudgetBlocks { until, .. } => *until,
-            Reason::DriverStopping { until, .. }
+            Reason::Checkpointing { until, .. }
+            | Reason::DriverStopping { until, .. }
             | Reason::DriverStarting { until, .. }
             | Reason::Validating { until, .. } => Some(*until),
             Reason::ApiError { retry_at, .. } => Some(*retry_at),
@@ -343,6 +353,10 @@ impl fmt::Display for Reason {
             Reason::OtherDriver { driver } => write!(f, "driver {driver} is upgraded on this node first"),
             Reason::NodeNotReady => f.write_str("node is not Ready, so no driver could start on it"),
             Reason::WaitingForJobs { pods, .. } => write!(f, "waits for {} to complete", list(pods)),
+            Reason::Checkpointing { pods, .. } => {
+                let whose = if pods.len() == 1 { "its" } else { "their" };
+                write!(f, "waits for {} to save {whose} work", list(pods))
+            }
             Reason::PodsLeaving { pods, .. } => write!(f, "evicting {}", list(pods)),
             Reason::BudgetBlocks { budget, pod, healthy: (healthy, desired), .. } => write!(
                 f,

@@ -189,6 +189,10 @@ pub struct Pod {
     pub runtime_class: Option<Box<str>>,
     /// Paths of the node that it mounts.
     pub host_paths: Vec<Box<str>>,
+    /// Until when it was given time to save its work.
+    pub checkpoint_requested: Option<Timestamp>,
+    /// It says that it has.
+    pub checkpointed: bool,
     /// A finalizer that keeps it, once it was told to go.
     pub finalizer: Option<Box<str>>,
     /// It has an emptyDir volume.
@@ -354,6 +358,8 @@ pub struct Sources {
     pub cluster_policies: BTreeMap<String, ClusterPolicyFacts>,
     /// `spec.upgradePolicy` of each NVIDIADriver.
     pub nvidia_drivers: BTreeMap<String, Value>,
+    /// `spec.ofedDriver` of each NicClusterPolicy; null where no driver is installed.
+    pub nic_cluster_policies: BTreeMap<String, Value>,
 }
 
 /// A rollout so far.

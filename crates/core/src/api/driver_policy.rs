@@ -143,6 +143,9 @@ pub struct UpgradePolicySpec {
     /// Pods that may complete before the node is touched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_for_completion: Option<WaitForCompletionSpec>,
+    /// Pods that are asked to save their work before they are evicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointSpec>,
     /// How pods that use the device are taken off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_pod_deletion: Option<PodDeletionSpec>,
@@ -164,6 +167,20 @@ pub struct WaitForCompletionSpec {
     /// How long; 0 is for ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = ("self >= 0", "waitForCompletion.timeoutSeconds must be 0 (no limit) or more"))]
+    pub timeout_seconds: Option<i64>,
+}
+
+/// Pods that are asked to save their work before they are evicted: the annotation `pitcrew.dev/checkpoint-requested`
+/// is set on them, and `pitcrew.dev/checkpointed` awaited.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointSpec {
+    /// Which pods; empty asks none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_selector: Option<String>,
+    /// How long they get; then they are evicted all the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = ("self > 0", "checkpoint.timeoutSeconds must be more than 0"))]
     pub timeout_seconds: Option<i64>,
 }
 

@@ -1,4 +1,4 @@
-//! NVIDIA's ClusterPolicy and NVIDIADriver, as far as they are read.
+//! NVIDIA's ClusterPolicy, NVIDIADriver and NicClusterPolicy, as far as they are read.
 //!
 //! Their specs arrive as plain JSON and are taken apart one field at a time by the policy resolver: these objects
 //! have no guard of ours, and one bad value must freeze one pool, not break the watch of all of them.
@@ -40,4 +40,20 @@ pub struct NVIDIADriverSpec {
     /// The upgrade options.
     #[serde(default)]
     pub upgrade_policy: Value,
+}
+
+/// The Network Operator's cluster-wide configuration.
+#[derive(CustomResource, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[kube(
+    group = "mellanox.com",
+    version = "v1alpha1",
+    kind = "NicClusterPolicy",
+    plural = "nicclusterpolicies",
+    schema = "disabled"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct NicClusterPolicySpec {
+    /// The driver's part.
+    #[serde(default)]
+    pub ofed_driver: Value,
 }

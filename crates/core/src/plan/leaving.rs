@@ -1,5 +1,6 @@
 //! The states in which work leaves the node: waiting for jobs, taking device users off, draining.
 
+use jiff::Timestamp;
 use kube::core::SelectorExt;
 
 use super::cordon::{GivenBack, give_back};
@@ -7,6 +8,7 @@ use super::patch::go;
 use super::pool::{Member, View};
 use super::removal::{self, BudgetBook, Progress};
 use super::walk::{Decision, deadline, fail, ran_out};
+use crate::action::Action;
 use crate::api::OnBlocked;
 use crate::contract::State;
 use crate::policy::{Drain, Removal};
@@ -23,7 +25,10 @@ pub(super) fn wait_for_jobs(view: &View<'_>, member: &Member<'_>, walk: &Walk) -
         (true, Some(_)) => State::DrainRequired,
         (true, None) => State::PodRestartRequired,
     };
-    let on = || go(view, member, next, Some(walk.enter(next, snapshot.now)));
+    let on = || {
+        let further = || go(view, member, next, Some(walk.enter(next, snapshot.now)));
+        checkpoint(view, member, walk).unwrap_or_else(further)
+    };
     let Some(selector) = &policy.wait.selector else { return on() };
     let running: Vec<_> = member
         .pods()
@@ -36,6 +41,41 @@ pub(super) fn wait_for_jobs(view: &View<'_>, member: &Member<'_>, walk: &Walk) -
         (false, Some(until)) if ran_out(view, until) => on(),
         (false, until) => Decision::stay(Reason::WaitingForJobs { pods: running, until }),
     }
+}
+
+/// Asks pods to save their work, and waits until they have or their time is over. The time is written on each pod, so
+/// whoever leads next goes on with it.
+fn checkpoint(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Option<Decision> {
+    let checkpoint = view.policy.checkpoint.as_ref()?;
+    let now = view.snapshot.now;
+    let until = now.saturating_add(checkpoint.timeout).unwrap_or(Timestamp::MAX);
+    let concerned = |pod: &&Pod| match &view.policy.drain {
+        Some(drain) if view.policy.devices.is_empty() => is_drained(drain, pod),
+        _ => view.uses_device(pod),
+    };
+    let selected = member.pods().filter(concerned).filter(|pod| {
+        pod.deleting.is_none() && !pod.is_finished() && checkpoint.selector.matches(&pod.labels)
+    });
+    let (mut waiting, mut actions, mut last) = (Vec::new(), Vec::new(), None);
+    for pod in selected {
+        // A request from an earlier visit, and the answer to it, are about an older state of the work.
+        let asked = pod.checkpoint_requested.filter(|until| *until >= walk.since);
+        let until = match asked {
+            Some(_) if pod.checkpointed => continue,
+            Some(until) if until <= now => continue,
+            Some(until) => until,
+            None => {
+                if removal::may_be_asked(view.snapshot, pod) {
+                    actions.push(Action::AskCheckpoint(removal::pod_ref(pod), until));
+                }
+                until
+            }
+        };
+        last = last.max(Some(until));
+        waiting.push(pod.name.clone());
+    }
+    let reason = Reason::Checkpointing { pods: waiting, until: last? };
+    Some(Decision { actions, ..Decision::stay(reason) })
 }
 
 /// `pod-deletion-required`: pods that use the device leave.
@@ -138,7 +178,7 @@ fn blocked_for_long(
     member: &Member<'_>,
     (visit, walk): (&Visit, &Walk),
     reason: &Reason,
-) -> Result<Decision, Option<jiff::Timestamp>> {
+) -> Result<Decision, Option<Timestamp>> {
     let limits = &view.policy.limits;
     let blocked = matches!(reason, Reason::BudgetBlocks { .. } | Reason::PodStuck { .. });
     if !blocked || limits.on_blocked == OnBlocked::Wait {

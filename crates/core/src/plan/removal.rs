@@ -13,7 +13,7 @@ use crate::api::TimeoutAction;
 use crate::names::ObjectName;
 use crate::policy::{Devices, Removal};
 use crate::reason::{self, Reason};
-use crate::snapshot::{Budget, Claim, LEAVING_TRUST, Object, Pod, Snapshot};
+use crate::snapshot::{Budget, Claim, LEAVING_TRUST, Object, Pod, Setback, Snapshot};
 
 /// Whether a pod keeps the device busy. Finished and mirror pods do not.
 pub fn uses_device(devices: &Devices, pod: &Pod, claims: &BTreeMap<ObjectName, Claim>) -> bool {
@@ -121,6 +121,18 @@ fn stuck_at(pod: &Pod) -> Option<Timestamp> {
     pod.deleting.map(|by| by.saturating_add(STUCK_AFTER).unwrap_or(Timestamp::MAX))
 }
 
+/// Exactly this pod.
+pub(super) fn pod_ref(pod: &Pod) -> PodRef {
+    PodRef { name: pod.name.clone(), uid: pod.uid.clone(), node: pod.node.clone() }
+}
+
+/// Nothing is under way for the pod, and no setback has to cool off.
+pub(super) fn may_be_asked(snapshot: &Snapshot, pod: &Pod) -> bool {
+    let object = Object::Pod(pod.name.clone());
+    let cools_off = |setback: &Setback| setback.retry_at > snapshot.now;
+    !snapshot.is_busy(&object) && !snapshot.setbacks.get(&object).is_some_and(cools_off)
+}
+
 enum Ask<'a> {
     /// It is on its way already.
     Leaving,
@@ -144,7 +156,7 @@ fn ask<'a>(snapshot: &Snapshot, pod: &Pod, past_budgets: bool, budgets: &mut Bud
     if let Some(setback) = snapshot.setbacks.get(&object).filter(|setback| setback.retry_at > snapshot.now) {
         return Ask::At(setback.retry_at);
     }
-    let pod_ref = PodRef { name: pod.name.clone(), uid: pod.uid.clone(), node: pod.node.clone() };
+    let pod_ref = pod_ref(pod);
     if past_budgets {
         return Ask::Now(Action::Delete(pod_ref, DeleteWhy::TimedOut));
     }

@@ -4,8 +4,9 @@ use jiff::Timestamp;
 
 use super::patch::{go, record_patch};
 use super::pool::{Freshness, Member, Standing, View};
+use super::removal::pod_ref;
 use super::walk::{self, Decision, deadline, fail, ran_out};
-use crate::action::{Action, Changes, Event, NodePatch, PodRef, RestartDriver};
+use crate::action::{Action, Changes, Event, NodePatch, RestartDriver};
 use crate::contract::State;
 use crate::names::Uid;
 use crate::reason::Reason;
@@ -96,7 +97,7 @@ fn restart(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: 
     }
     let restart = RestartDriver {
         driver: view.policy.driver.clone(),
-        pod: PodRef { name: pod.name.clone(), uid: pod.uid.clone(), node: pod.node.clone() },
+        pod: pod_ref(pod),
         node_uid: member.node.uid.clone(),
         in_place,
         devices: view.policy.devices.clone(),

@@ -2,8 +2,9 @@
 
 use super::patch::go;
 use super::pool::{Freshness, Member, View};
+use super::removal::pod_ref;
 use super::walk::{Decision, deadline, fail, ran_out};
-use crate::action::{Action, DeleteWhy, PodRef};
+use crate::action::{Action, DeleteWhy};
 use crate::contract::State;
 use crate::reason::Reason;
 use crate::snapshot::{Object, Pod};
@@ -45,7 +46,7 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
     {
         return Decision { wake_at: Some(setback.retry_at.min(until)), ..Decision::stay(reason) };
     }
-    let pod = PodRef { name: pod.name.clone(), uid: pod.uid.clone(), node: pod.node.clone() };
+    let pod = pod_ref(pod);
     Decision::act(reason, Action::Delete(pod, DeleteWhy::StaleValidator))
 }
 

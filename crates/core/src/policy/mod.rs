@@ -32,13 +32,18 @@ pub enum Source {
     ClusterPolicy(String),
     /// The GPU Operator's, one per part of the fleet.
     NvidiaDriver(String),
+    /// The Network Operator's.
+    NicClusterPolicy(String),
 }
 
 impl Source {
     /// The object's name.
     pub fn name(&self) -> &str {
         match self {
-            Source::DriverPolicy(name) | Source::ClusterPolicy(name) | Source::NvidiaDriver(name) => name,
+            Source::DriverPolicy(name)
+            | Source::ClusterPolicy(name)
+            | Source::NvidiaDriver(name)
+            | Source::NicClusterPolicy(name) => name,
         }
     }
     /// Its kind and API version, for events about it.
@@ -47,6 +52,7 @@ impl Source {
             Source::DriverPolicy(_) => ("DriverPolicy", "pitcrew.dev/v1alpha1"),
             Source::ClusterPolicy(_) => ("ClusterPolicy", "nvidia.com/v1"),
             Source::NvidiaDriver(_) => ("NVIDIADriver", "nvidia.com/v1alpha1"),
+            Source::NicClusterPolicy(_) => ("NicClusterPolicy", "mellanox.com/v1alpha1"),
         }
     }
 }
@@ -111,6 +117,8 @@ pub struct Policy {
     pub max_unavailable: Amount,
     /// Pods that may complete first.
     pub wait: Wait,
+    /// Pods that are asked to save their work first.
+    pub checkpoint: Option<Checkpoint>,
     /// How device users are taken off.
     pub removal: Removal,
     /// Whether and how the node is drained.
@@ -188,6 +196,15 @@ pub struct Wait {
     pub selector: Option<Selector>,
     /// `None`: for ever.
     pub timeout: Option<SignedDuration>,
+}
+
+/// Pods that are asked to save their work before they are evicted.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    /// Which.
+    pub selector: Selector,
+    /// How long they get.
+    pub timeout: SignedDuration,
 }
 
 /// How pods are taken off a node.

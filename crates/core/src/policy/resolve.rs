@@ -1,7 +1,7 @@
 //! From policy objects to pools: who rules, and where each value comes from.
 //!
-//! DriverPolicies rule if there are any. Without one, a ClusterPolicy rules, or, if it hands over to NVIDIADrivers
-//! (or there is none), each NVIDIADriver rules its own nodes. Each source has its own defaults (`docs/policy.md`).
+//! DriverPolicies rule their drivers. For a driver without one: gpu is ruled by a ClusterPolicy, or, if it hands over to
+//! NVIDIADrivers (or there is none), by each NVIDIADriver on its own nodes; ofed by a NicClusterPolicy. Each source has its own defaults (`docs/policy.md`).
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,9 @@ use kube::core::Selector;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Amount, Devices, Drain, Limits, Pattern, Policy, Pool, Problem, Removal, Source, Wait};
+use super::{
+    Amount, Checkpoint, Devices, Drain, Limits, Pattern, Policy, Pool, Problem, Removal, Source, Wait,
+};
 use crate::api::{
     DevicesSpec, DriverPolicySpec, DriverSpec, EffectiveValue, LimitsSpec, Mode, PodDeletionSpec,
     TimeoutAction, UpgradePolicySpec,
@@ -26,20 +28,39 @@ const GPU: &str = "gpu";
 const GPU_DAEMON_SETS: &str = "app=nvidia-driver-daemonset";
 const GPU_DAEMON_SETS_BY_COMPONENT: &str = "app.kubernetes.io/component=nvidia-driver";
 const GPU_VALIDATOR: &str = "app=nvidia-operator-validator";
+/// What a training job of ordinary size needs to write its state.
+const CHECKPOINT_SECONDS: i64 = 300;
+const OFED: &str = "ofed";
+/// The Network Operator labels its driver DaemonSets and pods with this key, in whatever namespace it runs.
+const OFED_DAEMON_SETS: &str = "nvidia.com/ofed-driver";
+const OFED_NAMESPACE: &str = "nvidia-network-operator";
 const GPU_CLAIM_DRIVER: &str = "gpu.nvidia.com";
 const GPU_RESOURCES: [&str; 2] = ["nvidia.com/gpu*", "nvidia.com/mig-*"];
 
-/// The pools of this cluster, in order of their names.
+/// The pools of this cluster, in order of their names. DriverPolicies rule their drivers; the operators' own objects rule
+/// the drivers for which there is none.
 pub fn resolve<'a>(
     sources: &Sources,
     daemon_sets: impl Iterator<Item = &'a DaemonSet> + Clone,
     namespace: &str,
 ) -> Vec<Pool> {
-    if !sources.driver_policies.is_empty() {
-        let daemon_sets: Vec<&DaemonSet> = daemon_sets.collect();
-        let policies = sources.driver_policies.iter();
-        return policies.map(|(name, spec)| from_driver_policy(name, spec, sources, &daemon_sets)).collect();
+    let daemon_sets: Vec<&DaemonSet> = daemon_sets.collect();
+    let policies = sources.driver_policies.iter();
+    let mut pools: Vec<Pool> =
+        policies.map(|(name, spec)| from_driver_policy(name, spec, sources, &daemon_sets)).collect();
+    let ruled = |driver: &str| sources.driver_policies.values().any(|spec| spec.driver.name == driver);
+    if !ruled(GPU) {
+        pools.extend(gpu_pools(sources, namespace));
     }
+    if !ruled(OFED) {
+        let nics = sources.nic_cluster_policies.iter().filter(|(_, ofed)| !ofed.is_null());
+        pools.extend(nics.map(|(name, ofed)| from_nic_cluster_policy(name, ofed, &daemon_sets)));
+    }
+    pools.sort_by(|a, b| a.name.cmp(&b.name));
+    pools
+}
+
+fn gpu_pools(sources: &Sources, namespace: &str) -> Vec<Pool> {
     // The oldest rules, as in the GPU Operator.
     let ruling = sources.cluster_policies.iter().min_by_key(|(name, p)| (p.created, (*name).clone()));
     match ruling {
@@ -48,11 +69,10 @@ pub fn resolve<'a>(
             let installs = policy.flag("/enabled", true);
             installs.then(|| from_cluster_policy(name, policy, namespace)).into_iter().collect()
         }
-        _ => sources
-            .nvidia_drivers
-            .iter()
-            .map(|(name, spec)| from_nvidia_driver(name, spec, namespace))
-            .collect(),
+        _ => {
+            let drivers = sources.nvidia_drivers.iter();
+            drivers.map(|(name, spec)| from_nvidia_driver(name, spec, namespace)).collect()
+        }
     }
 }
 
@@ -117,6 +137,28 @@ fn from_nvidia_driver(name: &str, spec: &Value, namespace: &str) -> Pool {
     Pool { name: name.into(), source, driver: GPU.into(), policy }
 }
 
+fn from_nic_cluster_policy(name: &str, ofed: &Value, daemon_sets: &[&DaemonSet]) -> Pool {
+    let source = Source::NicClusterPolicy(name.to_owned());
+    let policy = (|| {
+        let spec: UpgradePolicySpec = read(ofed, "/upgradePolicy", "spec.ofedDriver.upgradePolicy")?;
+        let mut values = Values::new(source.to_string(), None);
+        let upgrade = values.upgrade(&spec, Defaults::CLUSTER_POLICY)?;
+        let driver = DriverName::from(OFED);
+        let found = daemon_sets.iter().find(|ds| ds.labels.contains_key(OFED_DAEMON_SETS));
+        let basics = Basics {
+            keys: Keys::new(&driver, DEFAULT_LABEL_DOMAIN),
+            driver,
+            namespace: found.map_or(OFED_NAMESPACE, |ds| ds.name.namespace.as_ref()).to_owned(),
+            selector: select(OFED_DAEMON_SETS, "label")?,
+            selector_text: OFED_DAEMON_SETS.to_owned(),
+            devices: Devices::default(),
+            validator: None,
+        };
+        Ok(basics.policy(upgrade, limits(&LimitsSpec::default())?, values))
+    })();
+    Pool { name: name.into(), source, driver: OFED.into(), policy }
+}
+
 /// What the policy resolver reads of a ClusterPolicy.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterPolicyFacts {
@@ -170,6 +212,11 @@ fn inherited_from(renderer: &Source, sources: &Sources) -> Result<(String, Upgra
         Source::NvidiaDriver(name) => {
             let object = sources.nvidia_drivers.get(name);
             object.map(|o| read(o, "", &format!("{renderer} spec.upgradePolicy")))
+        }
+        Source::NicClusterPolicy(name) => {
+            let ofed = sources.nic_cluster_policies.get(name);
+            let field = format!("{renderer} spec.ofedDriver.upgradePolicy");
+            ofed.map(|ofed| read(ofed, "/upgradePolicy", &field))
         }
         Source::DriverPolicy(_) => None,
     };
@@ -254,7 +301,7 @@ fn gpu_basics(namespace: &str, selector_text: &str) -> Result<Basics, Problem> {
 impl Basics {
     fn policy(self, upgrade: Upgrade, limits: Limits, values: Values) -> Policy {
         let Basics { driver, keys, namespace, selector, selector_text, devices, validator } = self;
-        let Upgrade { auto: auto_upgrade, max_parallel, max_unavailable, wait, removal, mut drain } = upgrade;
+        let Upgrade { auto, max_parallel, max_unavailable, wait, checkpoint, removal, mut drain } = upgrade;
         if let Some(drain) = &mut drain {
             // The pod label that keeps a pod out of drains always counts, whatever selector the user adds.
             drain
@@ -272,10 +319,11 @@ impl Basics {
             validator,
             node_selector: Labels::new(),
             mode: Mode::Auto,
-            auto_upgrade,
+            auto_upgrade: auto,
             max_parallel,
             max_unavailable,
             wait,
+            checkpoint,
             removal,
             drain,
             limits,
@@ -290,6 +338,7 @@ struct Upgrade {
     max_parallel: u32,
     max_unavailable: Amount,
     wait: Wait,
+    checkpoint: Option<Checkpoint>,
     removal: Removal,
     drain: Option<Drain>,
 }
@@ -369,7 +418,25 @@ impl Values {
                 .filter(|_| !wait_selector.trim().is_empty()),
             timeout: seconds(wait_timeout, "waitForCompletion.timeoutSeconds")?,
         };
+        let checkpoint_selector = self.pick(
+            "checkpoint.podSelector",
+            spec,
+            |s| s.checkpoint.as_ref()?.pod_selector.clone(),
+            String::new(),
+        );
+        let checkpoint_timeout = self.pick(
+            "checkpoint.timeoutSeconds",
+            spec,
+            |s| s.checkpoint.as_ref()?.timeout_seconds,
+            CHECKPOINT_SECONDS,
+        );
+        let checkpoint = Checkpoint {
+            selector: select(&checkpoint_selector, "checkpoint.podSelector")?,
+            timeout: seconds(checkpoint_timeout, "checkpoint.timeoutSeconds")?
+                .ok_or_else(|| problem("0 seconds is not more than 0", "checkpoint.timeoutSeconds"))?,
+        };
         Ok(Upgrade {
+            checkpoint: Some(checkpoint).filter(|_| !checkpoint_selector.trim().is_empty()),
             auto: auto_upgrade,
             max_parallel: u32::try_from(max_parallel).map_err(|_| {
                 problem(format!("maxParallelUpgrades {max_parallel} is not 0 or more"), "maxParallelUpgrades")

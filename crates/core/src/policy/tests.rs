@@ -76,6 +76,8 @@ fn a_driver_policy_that_says_nothing_has_the_documented_defaults() {
     let policy = only(&pools(&sources, None));
     insta::assert_snapshot!(effective(&policy), @r"
     autoUpgrade = true (default)
+    checkpoint.podSelector =  (default)
+    checkpoint.timeoutSeconds = 300 (default)
     drain.deleteEmptyDir = false (default)
     drain.enable = false (default)
     drain.force = false (default)

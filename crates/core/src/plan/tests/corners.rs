@@ -388,3 +388,60 @@ fn a_driver_pod_that_does_not_come_up_is_told_of_once_at_once() {
     );
     assert_eq!(fleet.verdict("n").state, State::PodRestartRequired);
 }
+
+#[test]
+fn selected_pods_are_asked_to_save_their_work_before_they_are_evicted() {
+    let options = json!({"checkpoint": {"podSelector": "app=train", "timeoutSeconds": 600}});
+    let fleet = Fleet::new().policy(options).with(
+        node("n")
+            .outdated()
+            .pod(pod("train-0").label("app", "train"))
+            .pod(pod("train-1").label("app", "train"))
+            .pod(pod("serve").label("app", "serve")),
+    );
+    let mut saved = fleet.clone();
+    saved.settle();
+    assert_eq!(saved.why("n"), "waits for 2 pods: work/train-0 and 1 more to save their work");
+    assert_eq!(saved.told("ask").len(), 2, "each is asked once");
+    for name in ["train-0", "train-1"] {
+        saved.work_mut("n", name).checkpointed = true;
+    }
+    saved.settle();
+    assert_eq!(saved.told("evict").len(), 3);
+
+    let mut silent = fleet;
+    silent.settle();
+    let asked_at = silent.snapshot.now;
+    silent.play();
+    assert_eq!(silent.verdict("n").state, State::UpgradeDone, "who does not answer is evicted all the same");
+    assert!(silent.snapshot.now.duration_since(asked_at).as_secs() >= 600);
+}
+
+#[test]
+fn an_answer_to_an_earlier_request_does_not_count() {
+    let options = json!({"checkpoint": {"podSelector": "app=train"}});
+    let mut fleet =
+        Fleet::new().policy(options).with(node("n").outdated().pod(pod("t").label("app", "train")));
+    let work = fleet.work_mut("n", "t");
+    (work.checkpoint_requested, work.checkpointed) = (Some(after(-86_400)), true);
+    fleet.settle();
+    assert_eq!(fleet.told("ask").len(), 1);
+    assert_eq!(fleet.why("n"), "waits for pod work/t to save its work");
+}
+
+#[test]
+fn a_nic_cluster_policy_rules_the_ofed_driver_beside_the_gpu_driver() {
+    let mut fleet = Fleet::new().daemon_set("ofed", "mofed");
+    for ds in fleet.snapshot.daemon_sets.values_mut().filter(|ds| ds.name.name.as_ref() == "mofed") {
+        ds.labels.insert("nvidia.com/ofed-driver".to_owned(), String::new());
+    }
+    let ofed = json!({"upgradePolicy": {"autoUpgrade": true, "safeLoad": true, "drain": {"enable": true}}});
+    fleet.snapshot.sources.nic_cluster_policies.insert("nic-cluster-policy".to_owned(), ofed);
+    let mut fleet = fleet.with(node("n").outdated().pod(pod("train")));
+    fleet.play();
+    assert_eq!(fleet.plan().pools.len(), 2);
+    let labels = fleet.snapshot.nodes["n"].labels();
+    assert_eq!(labels[&keys("ofed").state], "upgrade-done");
+    assert_eq!(labels[&keys("gpu").state], "upgrade-done");
+    assert_eq!(fleet.told("-> drain-required").len(), 1, "without device patterns draining is the way");
+}

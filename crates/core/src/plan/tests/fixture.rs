@@ -245,6 +245,8 @@ impl PodSpec {
             claims: self.claims,
             runtime_class: self.runtime_class,
             host_paths: self.host_paths,
+            checkpoint_requested: None,
+            checkpointed: false,
             finalizer: self.finalizer,
             empty_dir: self.empty_dir,
             mirror: self.mirror,
@@ -453,6 +455,8 @@ impl Fleet {
             claims: vec![],
             runtime_class: None,
             host_paths: vec![],
+            checkpoint_requested: None,
+            checkpointed: false,
             finalizer: None,
             empty_dir: true,
             mirror: false,
@@ -483,6 +487,8 @@ impl Fleet {
             claims: vec![],
             runtime_class: None,
             host_paths: vec![],
+            checkpoint_requested: None,
+            checkpointed: false,
             finalizer: None,
             empty_dir: false,
             mirror: false,
@@ -594,6 +600,10 @@ impl Fleet {
             self.story.push(tell(action));
             match action {
                 Action::PatchNode(patch) => self.patch(patch),
+                Action::AskCheckpoint(pod, until) => {
+                    let asked = self.pod_mut(pod.node.as_str(), &pod.name);
+                    (asked.checkpoint_requested, asked.checkpointed) = (Some(*until), false);
+                }
                 Action::Evict(pod) => self.evict(pod),
                 Action::Delete(pod, DeleteWhy::StaleValidator) => {
                     self.put_validator(&pod.node, self.snapshot.now);
@@ -732,6 +742,7 @@ pub(super) fn is_deed(action: &Action) -> bool {
 pub(super) fn tell(action: &Action) -> String {
     match action {
         Action::PatchNode(patch) => tell_patch(patch),
+        Action::AskCheckpoint(pod, _) => format!("{} ask {} for a checkpoint", pod.node, pod.name),
         Action::Evict(pod) => format!("{} evict {}", pod.node, pod.name),
         Action::Delete(pod, why) => format!("{} delete {} ({why:?})", pod.node, pod.name),
         Action::RestartDriver(restart) => format!("{} restart {}", restart.pod.node, restart.pod.name),
