@@ -5,23 +5,27 @@
 //! are compared by.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
+use std::fmt::{Debug, Write as _};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::StreamExt;
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
-use kube::{Api, ResourceExt};
-use pitcrew_core::api::{DriverPolicy, DriverPolicySpec};
+use kube::{Api, Resource, ResourceExt};
+use pitcrew_core::api::{DriverPolicy, DriverPolicySpec, Rollout};
 use pitcrew_core::contract::{State, VISIT_ANNOTATION};
+use pitcrew_core::plan::Plan;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::actors::{Behaviour, BehaviourHandle};
+use crate::actors::{Behaviour, BehaviourHandle, DRIVER_APP, NAMESPACE};
 use crate::cluster::Cluster;
 use crate::fleet::Fleet;
 
@@ -58,10 +62,23 @@ pub type Outcome = Result<(), Broken>;
 /// A script: what a person does, and what must hold.
 pub type Script = for<'a> fn(&'a mut Stage) -> BoxFuture<'a, Outcome>;
 
-/// A story that must end well on both clusters.
+/// Where a scenario can be played.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum On {
+    /// On the embedded cluster and on a real control plane, with the same states.
+    Both,
+    /// On the embedded cluster: it needs faults that a real one does not have, or takes too long on real time.
+    Embedded,
+}
+
+/// A story that must end well wherever it is played.
 pub struct Scenario {
-    /// What must be true.
+    /// What must be true, or the name under which a report of it is known.
     pub name: &'static str,
+    /// Weaknesses of other controllers that it shows to be absent here (`docs/scenarios.md`).
+    pub shows: &'static [&'static str],
+    /// Where it can be played.
+    pub on: On,
     /// What is in the cluster.
     pub fleet: Fleet,
     /// How the machines behave.
@@ -79,6 +96,8 @@ pub struct Trace {
     pub states: BTreeMap<String, Vec<State>>,
     /// The most nodes that were cordoned at the same time.
     pub most_out: usize,
+    /// The most nodes that were on a visit at the same time.
+    pub most_visited: usize,
 }
 
 impl Trace {
@@ -141,6 +160,7 @@ impl Scene {
         let before = self.states.insert(name.clone(), state);
         if self.recording {
             self.trace.most_out = self.trace.most_out.max(self.cordoned.len());
+            self.trace.most_visited = self.trace.most_visited.max(self.visited.len());
             if before != Some(state) {
                 self.trace.states.entry(name).or_default().push(state);
             }
@@ -164,6 +184,7 @@ pub struct Stage {
     controller: Option<JoinHandle<()>>,
     recorder: JoinHandle<()>,
     controllers: u32,
+    reasons: watch::Sender<BTreeMap<String, String>>,
 }
 
 impl Drop for Stage {
@@ -192,7 +213,8 @@ impl Stage {
         }
         let (recording, scene) = watch::channel(Scene::default());
         let recorder = tokio::spawn(record(Api::all(cluster.admin.clone()), recording.clone()));
-        let mut stage = Self { cluster, scene, recording, controller: None, recorder, controllers: 0 };
+        let (controller, controllers, reasons) = (None, 0, watch::Sender::default());
+        let mut stage = Self { cluster, scene, recording, controller, recorder, controllers, reasons };
         stage.start_controller();
         stage
             .until("every node is upgrade-done to begin with", |scene| scene.all(State::UpgradeDone))
@@ -204,7 +226,14 @@ impl Stage {
     /// Starts a controller under a new name.
     pub fn start_controller(&mut self) {
         self.controllers += 1;
+        let reasons = self.reasons.clone();
+        let told = move |plan: &Plan| {
+            let verdicts = plan.pools.iter().flat_map(|pool| &pool.nodes);
+            let now = verdicts.map(|(name, verdict)| (name.to_string(), verdict.reason.to_string()));
+            reasons.send_replace(now.collect());
+        };
         let controller = self.cluster.new_controller(&format!("controller-{}", self.controllers));
+        let controller = controller.on_pass(Box::new(move |_, plan| told(plan)));
         self.controller = Some(tokio::spawn(async move {
             if let Err(error) = controller.run(std::future::pending()).await {
                 tracing::error!(%error, "the controller ended");
@@ -242,6 +271,53 @@ impl Stage {
         Ok(())
     }
 
+    /// Creates an object from its manifest, `namespace` empty for cluster-scoped ones.
+    pub async fn create<K>(&self, namespace: &str, manifest: Value) -> Outcome
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned + Serialize + Clone + Debug,
+    {
+        let object: K = serde_json::from_value(manifest).map_err(|e| Broken(e.to_string()))?;
+        let client = self.cluster.admin.clone();
+        let kind = kube::core::ApiResource::erase::<K>(&());
+        let body = serde_json::to_value(&object).map_err(|e| Broken(e.to_string()))?;
+        let object: DynamicObject = serde_json::from_value(body).map_err(|e| Broken(e.to_string()))?;
+        let api: Api<DynamicObject> = match namespace {
+            "" => Api::all_with(client, &kind),
+            namespace => Api::namespaced_with(client, namespace, &kind),
+        };
+        api.create(&PostParams::default(), &object).await?;
+        Ok(())
+    }
+
+    /// Merges into an object of a namespace.
+    pub async fn patch<K>(&self, namespace: &str, name: &str, patch: Value) -> Outcome
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned + Clone + Debug,
+    {
+        let api = Api::<K>::namespaced(self.cluster.admin.clone(), namespace);
+        api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    /// Deletes an object of a namespace.
+    pub async fn delete<K>(&self, namespace: &str, name: &str) -> Outcome
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned + Clone + Debug,
+    {
+        let api = Api::<K>::namespaced(self.cluster.admin.clone(), namespace);
+        api.delete(name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// The name of the driver pod on a node.
+    pub async fn driver_pod(&self, node: &str) -> Result<String, Broken> {
+        let api = Api::<Pod>::namespaced(self.cluster.admin.clone(), NAMESPACE);
+        let drivers = api.list(&ListParams::default().labels(&format!("app={DRIVER_APP}"))).await?;
+        let here = |pod: &&Pod| pod.spec.as_ref().and_then(|s| s.node_name.as_deref()) == Some(node);
+        let found = drivers.iter().find(here).map(ResourceExt::name_any);
+        found.ok_or_else(|| Broken(format!("no driver pod on {node}")))
+    }
+
     /// Pods in a namespace, as `(name, node, ready)`.
     pub async fn pods(&self, namespace: &str) -> Result<Vec<(String, String, bool)>, Broken> {
         let api = Api::<Pod>::namespaced(self.cluster.admin.clone(), namespace);
@@ -272,9 +348,47 @@ impl Stage {
         must(came_true, || format!("waited in vain until {what}; the nodes: {:?}", self.scene().states))
     }
 
+    /// Waits until the controller's reason for a node contains these words.
+    pub async fn until_reason(&mut self, node: &str, words: &str) -> Outcome {
+        let mut reasons = self.reasons.subscribe();
+        let says =
+            |reasons: &BTreeMap<String, String>| reasons.get(node).is_some_and(|why| why.contains(words));
+        let came_true = matches!(timeout(PATIENCE, reasons.wait_for(says)).await, Ok(Ok(_)));
+        must(came_true, || format!("{node} never said \"{words}\" but {:?}", self.reason(node)))
+    }
+
+    /// The controller's reason for a node.
+    pub fn reason(&self, node: &str) -> String {
+        self.reasons.borrow().get(node).cloned().unwrap_or_default()
+    }
+
     /// Waits until every node is done.
     pub async fn until_done(&mut self) -> Outcome {
         self.until("every node is upgrade-done", |scene| scene.all(State::UpgradeDone)).await
+    }
+
+    /// Waits until a pod whose name begins so is Ready, and returns its name.
+    pub async fn until_pod(&self, namespace: &str, beginning: &str) -> Result<String, Broken> {
+        let ready = async {
+            loop {
+                let pods = self.pods(namespace).await?;
+                if let Some((name, ..)) =
+                    pods.into_iter().find(|(name, _, ready)| *ready && name.starts_with(beginning))
+                {
+                    return Ok(name);
+                }
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        };
+        let late = || Broken(format!("waited in vain for a ready pod {beginning}… in {namespace}"));
+        timeout(PATIENCE, ready).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// Merges into a rollout.
+    pub async fn patch_rollout(&self, name: &str, patch: Value) -> Outcome {
+        let api = Api::<Rollout>::all(self.cluster.admin.clone());
+        api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
     }
 
     /// Waits until pods are there and all Ready.
@@ -316,7 +430,10 @@ async fn record(nodes: Api<Node>, scene: watch::Sender<Scene>) {
                 scene.send_modify(|scene| scene.see(&node));
             }
             Ok(watcher::Event::Delete(node)) => scene.send_modify(|scene| {
-                scene.states.remove(&node.name_any());
+                let name = node.name_any();
+                scene.states.remove(&name);
+                scene.cordoned.remove(&name);
+                scene.visited.remove(&name);
             }),
             Ok(_) => {}
             Err(error) => {

@@ -122,6 +122,8 @@ pub struct Behaviour {
     pub jobs: Vec<JobRule>,
     /// Nodes whose kubelet is dead: `NotReady`, and nothing happens on them.
     pub down: BTreeSet<String>,
+    /// Nodes whose validator never gets Ready, whatever the driver does.
+    pub unproven: BTreeSet<String>,
 }
 
 impl Behaviour {

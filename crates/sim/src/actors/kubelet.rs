@@ -199,6 +199,9 @@ impl Kubelets {
         let timing = &behaviour.timing;
         match role(pod) {
             Role::Driver => self.driver_course(&behaviour, pod, node),
+            Role::Validator if behaviour.unproven.contains(node) => {
+                Course::Hang { start: timing.validator_start }
+            }
             Role::Validator => {
                 let start =
                     behaviour.jittered(timing.validator_start, self.seed, &format!("{node}/validator"));

@@ -25,7 +25,8 @@ pub(super) fn of_cluster_policy(policy: &DynamicObject) -> Vec<DaemonSet> {
         driver["enabled"] != false && driver["useNvidiaDriverCRD"] != true && driver["version"].is_string();
     let selector = json!({DEPLOY_DRIVER: "true"});
     let mut sets = Vec::new();
-    sets.extend(own_driver.then(|| driver_set(DRIVER_APP, driver, &selector, &owner)).flatten());
+    let extra = &spec["daemonsets"]["labels"];
+    sets.extend(own_driver.then(|| driver_set(DRIVER_APP, driver, &selector, extra, &owner)).flatten());
     if spec["validator"]["enabled"] != false {
         sets.extend(validator_set(&owner));
     }
@@ -37,7 +38,8 @@ pub(super) fn of_nvidia_driver(driver: &DynamicObject) -> Option<DaemonSet> {
     let owner = owner("nvidia.com/v1alpha1", "NVIDIADriver", driver);
     let name = format!("nvidia-gpu-driver-{}-{}", OS_TAG.replace('.', ""), hash_name(&owner.uid));
     let selector = json!({DEPLOY_DRIVER: "true", DRIVER_OWNER: owner.name});
-    driver_set(&name, &driver.data["spec"], &selector, &owner)
+    let spec = &driver.data["spec"];
+    driver_set(&name, spec, &selector, &spec["labels"], &owner)
 }
 
 fn owner(api_version: &str, kind: &str, object: &DynamicObject) -> OwnerReference {
@@ -55,6 +57,7 @@ fn driver_set(
     name: &str,
     driver: &Value,
     node_selector: &Value,
+    extra_labels: &Value,
     owner: &OwnerReference,
 ) -> Option<DaemonSet> {
     let version = driver["version"].as_str()?;
@@ -75,7 +78,23 @@ fn driver_set(
         "initContainers": [{"name": "k8s-driver-manager", "image": MANAGER_IMAGE, "env": with(manager_env, &digest)}],
         "containers": [{"name": "nvidia-driver-ctr", "image": image, "env": with(env, &digest)}],
     });
-    daemon_set(name, &labels, "OnDelete", &pod, owner)
+    let mut set = daemon_set(name, &labels, "OnDelete", &pod, owner)?;
+    label_pods(&mut set, extra_labels);
+    Some(set)
+}
+
+/// Labels that people add to all pods change the template, but nothing that is installed.
+fn label_pods(set: &mut DaemonSet, extra: &Value) {
+    let extra = extra.as_object().into_iter().flatten();
+    let extra = extra.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
+    let extra: Vec<(String, String)> = extra.collect();
+    if extra.is_empty() {
+        return;
+    }
+    let template = set.spec.template.metadata.get_or_insert_default();
+    template.labels.get_or_insert_default().extend(extra);
+    let applied = hash_name(&json!(set.spec));
+    set.metadata.annotations.get_or_insert_default().insert(LAST_APPLIED.to_owned(), applied);
 }
 
 fn validator_set(owner: &OwnerReference) -> Option<DaemonSet> {

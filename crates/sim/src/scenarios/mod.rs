@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 
 use crate::actors::{Behaviour, Fault, Nodes};
 use crate::fleet::{Fleet, Workload};
-use crate::scenario::{Broken, Outcome, Scenario, Stage, WHOLE_WALK, must};
+use crate::scenario::{Broken, On, Outcome, Scenario, Stage, WHOLE_WALK, must};
+
+mod reported;
 
 const NEW: &str = "565.57.01";
 const NEWER: &str = "570.86.10";
@@ -17,6 +19,13 @@ const STATE_LABEL: &str = "nvidia.com/gpu-driver-upgrade-state";
 
 /// All scenarios.
 pub fn all() -> Vec<Scenario> {
+    let mut all = documented();
+    all.extend(reported::all());
+    all
+}
+
+/// What the documents promise.
+fn documented() -> Vec<Scenario> {
     let limits = |parallel: u32, unavailable: Value| {
         fleet(10).with_upgrade_policy(json!({
             "autoUpgrade": true, "maxParallelUpgrades": parallel, "maxUnavailable": unavailable,
@@ -72,7 +81,8 @@ pub fn all() -> Vec<Scenario> {
 }
 
 fn scenario(name: &'static str, fleet: Fleet, script: crate::scenario::Script) -> Scenario {
-    Scenario { name, fleet, behaviour: Behaviour::default(), policy: None, script }
+    let (behaviour, policy) = (Behaviour::default(), None);
+    Scenario { name, shows: &[], on: On::Both, fleet, behaviour, policy, script }
 }
 
 /// Nodes without work on them: the walk itself is what matters.
