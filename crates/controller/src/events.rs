@@ -37,9 +37,9 @@ pub(crate) struct Events {
 
 impl Events {
     /// Starts the writer, which ends when all that was queued is written and this is dropped.
-    pub(crate) fn start(client: Client, metrics: Metrics) -> (Self, tokio::task::JoinHandle<()>) {
+    pub(crate) fn start(client: Client, metrics: Metrics) -> (Self, impl Future<Output = ()> + use<>) {
         let (queue, waiting) = mpsc::channel(QUEUE_MAX);
-        let writer = tokio::spawn(write_all(client, waiting, metrics.clone()));
+        let writer = write_all(client, waiting, metrics.clone());
         (Self { queue, last_stamp: 0, last_seconds: BTreeMap::new(), metrics }, writer)
     }
 

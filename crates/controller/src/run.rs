@@ -19,6 +19,7 @@ use pitcrew_core::policy::Source;
 use pitcrew_core::reason::Kind;
 use pitcrew_core::snapshot::{Object, Pending, Snapshot};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, error, info, warn};
 
@@ -104,11 +105,14 @@ impl Controller {
         let Config { namespace, identity, clock, .. } = &self.config;
         let leases = Api::<Lease>::namespaced(self.client.clone(), namespace);
         let (leading, leads) = watch::channel(false);
-        let elector = tokio::spawn(Elector::new(leases, LEASE_NAME, identity, *clock).run(leading));
         let (events, writer) = Events::start(self.client.clone(), self.metrics.clone());
+        // A set, because whoever drops this future wants all of it to end at once.
+        let mut helpers = JoinSet::new();
+        helpers.spawn(Elector::new(leases, LEASE_NAME, identity, *clock).run(leading));
+        helpers.spawn(writer);
         let result = Loop::new(self, events, leads).run(stop).await;
         // Both end by themselves once the loop has dropped its ends of their channels.
-        let _ = timeout(LAST_ANSWERS, async { tokio::join!(elector, writer) }).await;
+        let _ = timeout(LAST_ANSWERS, async { while helpers.join_next().await.is_some() {} }).await;
         result
     }
 }

@@ -90,13 +90,7 @@ impl Cluster {
 
     /// A controller for this cluster, not started yet.
     pub fn new_controller(&self, identity: &str) -> Controller {
-        let config = Config {
-            namespace: NAMESPACE.to_owned(),
-            identity: identity.to_owned(),
-            own_node: None,
-            clock: self.clock,
-        };
-        Controller::new(self.controller.clone(), config)
+        controller(self.controller.clone(), self.clock, identity)
     }
 
     /// Changes the driver version as a user would.
@@ -109,6 +103,12 @@ impl Cluster {
         let api = Api::<ClusterPolicy>::all(self.admin.clone());
         api.patch("cluster-policy", &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
     }
+}
+
+/// A controller for the simulated fleet, not started yet.
+pub fn controller(client: Client, clock: Clock, identity: &str) -> Controller {
+    let (namespace, identity) = (NAMESPACE.to_owned(), identity.to_owned());
+    Controller::new(client, Config { namespace, identity, own_node: None, clock })
 }
 
 /// Installs what `pitcrew crd` prints; what is there already stays as it is.

@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Debug, Write as _};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -15,8 +17,9 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Api, Resource, ResourceExt};
+use pitcrew_controller::Controller;
 use pitcrew_core::api::{DriverPolicy, DriverPolicySpec, Rollout};
-use pitcrew_core::contract::{State, VISIT_ANNOTATION};
+use pitcrew_core::contract::{State, VISIT_ANNOTATION, is_relevant};
 use pitcrew_core::plan::Plan;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -26,11 +29,16 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::actors::{Behaviour, BehaviourHandle, DRIVER_APP, NAMESPACE};
+use crate::api::Fault;
 use crate::cluster::Cluster;
 use crate::fleet::Fleet;
 
 /// Nothing in a scenario takes longer; on virtual time this costs nothing.
 const PATIENCE: Duration = Duration::from_mins(2);
+/// A lease runs out, another controller takes over, and says what is left to say.
+const AFTERMATH: Duration = Duration::from_mins(2);
+/// Longer than any scenario.
+const NEVER: Duration = Duration::from_hours(24);
 /// The label that everything is about.
 const STATE_LABEL: &str = "nvidia.com/gpu-driver-upgrade-state";
 
@@ -181,17 +189,57 @@ pub struct Stage {
     cluster: Cluster,
     scene: watch::Receiver<Scene>,
     recording: watch::Sender<Scene>,
-    controller: Option<JoinHandle<()>>,
+    controllers: Arc<Controllers>,
     recorder: JoinHandle<()>,
-    controllers: u32,
+}
+
+/// One controller after the other.
+struct Controllers {
+    make: Box<dyn Fn(&str) -> Controller + Send + Sync>,
+    running: Mutex<Option<JoinHandle<()>>>,
+    started: AtomicU64,
+    /// What the newest plan says of each node.
     reasons: watch::Sender<BTreeMap<String, String>>,
+}
+
+impl Controllers {
+    fn start(&self) {
+        let number = self.started.fetch_add(1, Ordering::Relaxed) + 1;
+        let reasons = self.reasons.clone();
+        let told = move |plan: &Plan| {
+            let verdicts = plan.pools.iter().flat_map(|pool| &pool.nodes);
+            let now = verdicts.map(|(name, verdict)| (name.to_string(), verdict.reason.to_string()));
+            reasons.send_replace(now.collect());
+        };
+        let controller = (self.make)(&format!("controller-{number}"));
+        let controller = controller.on_pass(Box::new(move |_, plan| told(plan)));
+        let running = tokio::spawn(async move {
+            if let Err(error) = controller.run(std::future::pending()).await {
+                tracing::error!(%error, "the controller ended");
+            }
+        });
+        *self.slot() = Some(running);
+    }
+
+    async fn kill(&self) {
+        let running = self.slot().take();
+        if let Some(running) = running {
+            running.abort();
+            let _ = running.await;
+        }
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        // Nobody panics while holding it; if somebody did, the handle is still good.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Drop for Stage {
     fn drop(&mut self) {
         self.recorder.abort();
-        if let Some(controller) = self.controller.take() {
-            controller.abort();
+        if let Some(running) = self.controllers.slot().take() {
+            running.abort();
         }
     }
 }
@@ -200,7 +248,31 @@ impl Drop for Stage {
 pub async fn play(scenario: &Scenario, cluster: Cluster) -> Result<Trace, Broken> {
     let mut stage = Stage::open(scenario, cluster).await?;
     (scenario.script)(&mut stage).await?;
-    Ok(stage.scene.borrow().trace.clone())
+    Ok(stage.trace())
+}
+
+/// Plays a scenario with `prepare` called once the controller has settled, and returns what it all comes to.
+pub async fn play_to_the_end(
+    scenario: &Scenario,
+    cluster: Cluster,
+    prepare: impl FnOnce(&Stage),
+) -> Result<End, Broken> {
+    let mut stage = Stage::open(scenario, cluster).await?;
+    prepare(&stage);
+    (scenario.script)(&mut stage).await?;
+    tokio::time::sleep(AFTERMATH).await;
+    stage.end().await
+}
+
+/// What a story comes to, without names and times that chance decides.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct End {
+    /// Each node: state, cordon, and what we left on it.
+    pub nodes: BTreeMap<String, String>,
+    /// Each node's driver, and whether it is Ready.
+    pub drivers: BTreeMap<String, String>,
+    /// Each rollout's phase.
+    pub rollouts: BTreeMap<String, String>,
 }
 
 impl Stage {
@@ -213,8 +285,14 @@ impl Stage {
         }
         let (recording, scene) = watch::channel(Scene::default());
         let recorder = tokio::spawn(record(Api::all(cluster.admin.clone()), recording.clone()));
-        let (controller, controllers, reasons) = (None, 0, watch::Sender::default());
-        let mut stage = Self { cluster, scene, recording, controller, recorder, controllers, reasons };
+        let (client, clock) = (cluster.controller.clone(), cluster.clock);
+        let controllers = Arc::new(Controllers {
+            make: Box::new(move |identity| crate::cluster::controller(client.clone(), clock, identity)),
+            running: Mutex::default(),
+            started: AtomicU64::default(),
+            reasons: watch::Sender::default(),
+        });
+        let mut stage = Self { cluster, scene, recording, controllers, recorder };
         stage.start_controller();
         stage
             .until("every node is upgrade-done to begin with", |scene| scene.all(State::UpgradeDone))
@@ -224,29 +302,58 @@ impl Stage {
     }
 
     /// Starts a controller under a new name.
-    pub fn start_controller(&mut self) {
-        self.controllers += 1;
-        let reasons = self.reasons.clone();
-        let told = move |plan: &Plan| {
-            let verdicts = plan.pools.iter().flat_map(|pool| &pool.nodes);
-            let now = verdicts.map(|(name, verdict)| (name.to_string(), verdict.reason.to_string()));
-            reasons.send_replace(now.collect());
-        };
-        let controller = self.cluster.new_controller(&format!("controller-{}", self.controllers));
-        let controller = controller.on_pass(Box::new(move |_, plan| told(plan)));
-        self.controller = Some(tokio::spawn(async move {
-            if let Err(error) = controller.run(std::future::pending()).await {
-                tracing::error!(%error, "the controller ended");
-            }
-        }));
+    pub fn start_controller(&self) {
+        self.controllers.start();
     }
 
     /// Ends the controller at once, between any two steps of its work, as `kill -9` does.
-    pub async fn kill_controller(&mut self) {
-        if let Some(controller) = self.controller.take() {
-            controller.abort();
-            let _ = controller.await;
+    pub async fn kill_controller(&self) {
+        self.controllers.kill().await;
+    }
+
+    /// Kills the controller at its `point`-th write from now on, and starts another. The write is not made, or, if `made`,
+    /// it is and nobody hears of it. Returns how many writes there were in the end.
+    pub fn crash_at(&self, point: u64, made: bool) -> Arc<AtomicU64> {
+        let writes = Arc::new(AtomicU64::new(0));
+        let Some(api) = &self.cluster.api else { return writes };
+        let (counted, controllers) = (writes.clone(), self.controllers.clone());
+        api.on_request_as("crash", move |request| {
+            let write = !matches!(request.verb, "get" | "list" | "watch");
+            let ours = request.user == "pitcrew" && write && !request.resource.ends_with("leases");
+            if !ours || counted.fetch_add(1, Ordering::Relaxed) + 1 != point {
+                return None;
+            }
+            let controllers = controllers.clone();
+            tokio::spawn(async move {
+                controllers.kill().await;
+                controllers.start();
+            });
+            Some(if made { Fault::LostReply } else { Fault::Delay(NEVER) })
+        });
+        writes
+    }
+
+    async fn end(&self) -> Result<End, Broken> {
+        let mut end = End::default();
+        for node in Api::<Node>::all(self.cluster.admin.clone()).list(&ListParams::default()).await? {
+            let annotations = node.annotations().keys().filter(|key| is_relevant(key)).cloned();
+            let left: Vec<String> = annotations.collect();
+            let cordoned = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
+            let state = node.labels().get(STATE_LABEL).cloned().unwrap_or_default();
+            end.nodes.insert(node.name_any(), format!("{state}, cordoned {cordoned}, {}", left.join(" ")));
         }
+        let pods = Api::<Pod>::namespaced(self.cluster.admin.clone(), NAMESPACE);
+        for pod in pods.list(&ListParams::default().labels(&format!("app={DRIVER_APP}"))).await? {
+            let spec = pod.spec.clone().unwrap_or_default();
+            let image = spec.containers.first().and_then(|c| c.image.clone()).unwrap_or_default();
+            let ready = crate::actors::is_ready(&pod);
+            end.drivers.insert(spec.node_name.unwrap_or_default(), format!("{image}, ready {ready}"));
+        }
+        for rollout in Api::<Rollout>::all(self.cluster.admin.clone()).list(&ListParams::default()).await? {
+            let phase = rollout.status.as_ref().map(|status| format!("{:?}", status.phase));
+            end.rollouts.insert(rollout.name_any(), phase.unwrap_or_default());
+        }
+        Ok(end)
     }
 
     /// Changes the driver version in the ClusterPolicy.
@@ -350,7 +457,7 @@ impl Stage {
 
     /// Waits until the controller's reason for a node contains these words.
     pub async fn until_reason(&mut self, node: &str, words: &str) -> Outcome {
-        let mut reasons = self.reasons.subscribe();
+        let mut reasons = self.controllers.reasons.subscribe();
         let says =
             |reasons: &BTreeMap<String, String>| reasons.get(node).is_some_and(|why| why.contains(words));
         let came_true = matches!(timeout(PATIENCE, reasons.wait_for(says)).await, Ok(Ok(_)));
@@ -359,7 +466,7 @@ impl Stage {
 
     /// The controller's reason for a node.
     pub fn reason(&self, node: &str) -> String {
-        self.reasons.borrow().get(node).cloned().unwrap_or_default()
+        self.controllers.reasons.borrow().get(node).cloned().unwrap_or_default()
     }
 
     /// Waits until every node is done.

@@ -72,7 +72,7 @@ pub struct ApiServer {
     store: Shared,
     clock: Clock,
     counts: Arc<Mutex<Counts>>,
-    hook: Arc<Mutex<Option<Hook>>>,
+    hooks: Arc<Mutex<BTreeMap<&'static str, Hook>>>,
 }
 
 /// What happens to a request instead of, or before, being served.
@@ -117,7 +117,7 @@ impl ApiServer {
     pub fn new(epoch: jiff::Timestamp) -> Self {
         let clock = Clock::start_at(epoch);
         let store = Arc::new(Mutex::new(Store::new(clock)));
-        Self { store, clock, counts: Arc::default(), hook: Arc::default() }
+        Self { store, clock, counts: Arc::default(), hooks: Arc::default() }
     }
 
     /// A client for the programs under test, counted as `user`. Must be called inside a tokio runtime.
@@ -147,11 +147,20 @@ impl ApiServer {
 
     /// Asks `hook` about every request before it is served. It must not call this server.
     pub fn on_request(&self, hook: impl FnMut(&RequestInfo) -> Option<Fault> + Send + 'static) {
-        *lock(&self.hook) = Some(Box::new(hook));
+        self.on_request_as("", hook);
+    }
+
+    /// The same beside other hooks; one of the same name is replaced. The first that has something to say is heard.
+    pub fn on_request_as(
+        &self,
+        name: &'static str,
+        hook: impl FnMut(&RequestInfo) -> Option<Fault> + Send + 'static,
+    ) {
+        lock(&self.hooks).insert(name, Box::new(hook));
     }
 
     fn fault(&self, info: &RequestInfo) -> Option<Fault> {
-        lock(&self.hook).as_mut()?(info)
+        lock(&self.hooks).values_mut().find_map(|hook| hook(info))
     }
 
     fn count(&self, info: &RequestInfo) {

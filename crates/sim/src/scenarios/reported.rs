@@ -223,6 +223,7 @@ async fn denied(stage: &mut Stage) -> Outcome {
     }
     must(stage.reason("gpu-02").contains("refused a write"), || stage.reason("gpu-02"))?;
     server.on_request(|_| None);
+    stage.until("it is on its way too", |scene| scene.visited.contains("gpu-02")).await?;
     stage.until_done().await?;
     whole_walks(stage, &stage.trace())
 }
@@ -301,7 +302,8 @@ async fn pdb_never(stage: &mut Stage) -> Outcome {
     let pods = stage.pods(TEAM).await?;
     let (_, node, _) = pods.first().ok_or_else(|| Broken("no pod".to_owned()))?.clone();
     stage.set_version(NEW).await?;
-    stage.until("the other node is done", |scene| scene.count(State::UpgradeDone) == 1).await?;
+    stage.until("the other node is on its way", |scene| !scene.visited.is_empty()).await?;
+    stage.until("it is done", |scene| scene.visited.is_empty()).await?;
     stage.until_reason(&node, "could never leave: poddisruptionbudget/team-x/notebook").await?;
     stage.stands_still_for(Duration::from_secs(3)).await?;
     must(stage.scene().cordoned.is_empty(), || "it was cordoned for nothing".to_owned())?;
@@ -430,10 +432,9 @@ async fn recovery_by_hand(stage: &mut Stage) -> Outcome {
 async fn node_deleted(stage: &mut Stage) -> Outcome {
     stage.behaviour().change(|behaviour| behaviour.timing.driver_start = Duration::from_secs(2));
     stage.set_version(NEW).await?;
-    stage.until("a driver restarts", |scene| scene.count(State::PodRestartRequired) == 1).await?;
-    let gone = stage.scene().visited.into_iter().next().unwrap_or_default();
+    stage.until("its driver restarts", |scene| scene.state("gpu-02") == State::PodRestartRequired).await?;
     let nodes = kube::Api::<Node>::all(stage.cluster().admin.clone());
-    nodes.delete(&gone, &kube::api::DeleteParams::default()).await?;
+    nodes.delete("gpu-02", &kube::api::DeleteParams::default()).await?;
     stage.until("the others are done", |scene| scene.states.len() == 2 && scene.all(State::UpgradeDone)).await
 }
 
