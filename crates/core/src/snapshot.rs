@@ -158,6 +158,7 @@ impl Node {
 
 /// A pod that is bound to a node.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 pub struct Pod {
     /// Its name.
     pub name: ObjectName,

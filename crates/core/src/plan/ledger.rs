@@ -38,6 +38,7 @@ pub struct Ledger {
 }
 
 /// A node that would start if it could.
+#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 pub(super) struct Candidate<'a> {
     /// Its place among the pool's members, who are in the order of their names.
     pub(super) index: usize,
@@ -153,6 +154,7 @@ mod tests {
 
     /// The worked examples of NVIDIA's own tests, then those on which pitcrew differs on purpose.
     #[test]
+    #[expect(clippy::too_many_lines, reason = "a table")]
     fn slots_are_the_smaller_of_both_limits() {
         let percent = Amount::Percent;
         let cases = [

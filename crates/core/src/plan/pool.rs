@@ -95,6 +95,7 @@ impl<'a> Pass<'a> {
 }
 
 /// One node of a pool.
+#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 pub(super) struct Member<'a> {
     pub(super) name: &'a NodeName,
     pub(super) node: &'a Node,

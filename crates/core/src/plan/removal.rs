@@ -133,6 +133,7 @@ pub(super) fn may_be_asked(snapshot: &Snapshot, pod: &Pod) -> bool {
     !snapshot.is_busy(&object) && !snapshot.setbacks.get(&object).is_some_and(cools_off)
 }
 
+#[expect(clippy::large_enum_variant, reason = "taken apart at once, never kept")]
 enum Ask<'a> {
     /// It is on its way already.
     Leaving,

@@ -24,18 +24,18 @@ pub(super) fn all() -> Vec<Scenario> {
     vec![
         Scenario {
             shows: &["W1"],
-            policy: Some(limits(json!({"validation": "5s"}))),
+            policy: Some(limits(&json!({"validation": "5s"}))),
             ..scenario("validate-fails-while-driver-ready", fleet(1), |s| validation_fails(s).boxed())
         },
         Scenario {
             shows: &["W11"],
-            policy: Some(limits(json!({"validation": "5s"}))),
+            policy: Some(limits(&json!({"validation": "5s"}))),
             ..scenario("no-validator-pod", fleet(1), |s| no_validator(s).boxed())
         },
         Scenario {
             shows: &["W9"],
             behaviour: broken(Nodes::Named("gpu-01".to_owned()), actors::Fault::CrashLoop),
-            policy: Some(limits(json!({"driverReady": "5s"}))),
+            policy: Some(limits(&json!({"driverReady": "5s"}))),
             ..scenario("one-failed-maxparallel-1", spread(3, 2), |s| one_failed(s).boxed())
         },
         Scenario {
@@ -46,7 +46,7 @@ pub(super) fn all() -> Vec<Scenario> {
         Scenario {
             shows: &["W9"],
             behaviour: broken(Nodes::All, actors::Fault::CrashLoop),
-            policy: Some(limits(json!({"driverReady": "5s", "failureThreshold": "100%"}))),
+            policy: Some(limits(&json!({"driverReady": "5s", "failureThreshold": "100%"}))),
             ..scenario("fixed-spec-blocked-by-broken-pod", spread(2, 2), |s| fixed_spec(s).boxed())
         },
         embedded(&["W3", "W8"], "cordon-denied-blocks-uncordon", spread(4, 2), |s| denied(s).boxed()),
@@ -84,7 +84,7 @@ pub(super) fn all() -> Vec<Scenario> {
         },
         Scenario {
             behaviour: broken(Nodes::Named("gpu-01".to_owned()), actors::Fault::CrashLoop),
-            policy: Some(limits(json!({"driverReady": "5s"}))),
+            policy: Some(limits(&json!({"driverReady": "5s"}))),
             ..scenario("documented-recovery-by-hand", spread(1, 1), |s| recovery_by_hand(s).boxed())
         },
         embedded(&["W7"], "node-deleted-midway", spread(3, 1), |s| node_deleted(s).boxed()),
@@ -107,7 +107,7 @@ fn embedded(shows: &'static [&'static str], name: &'static str, fleet: Fleet, sc
 }
 
 /// A DriverPolicy with the operator's validators and these limits.
-fn limits(limits: Value) -> Value {
+fn limits(limits: &Value) -> Value {
     json!({
         "driver": {"name": "gpu", "validator": {"selector": "app=nvidia-operator-validator"}},
         "limits": limits,
@@ -325,7 +325,7 @@ async fn pdb_blocked(stage: &mut Stage) -> Outcome {
         .until("the node is being emptied", |scene| scene.state(&node) == State::PodDeletionRequired)
         .await?;
     let before = server.counts().of("create", "pods/eviction");
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
     let asked = server.counts().of("create", "pods/eviction") - before;
     must((1..=10).contains(&asked), || format!("asked {asked} times in a minute"))?;
     server.on_request(|_| None);
@@ -450,7 +450,8 @@ async fn timers(stage: &mut Stage) -> Outcome {
     }
     stage.until("the wait is over", |s| s.state("gpu-01") > State::WaitForJobsRequired).await?;
     let took = began.elapsed().as_secs();
-    must((55..=80).contains(&took), || format!("the wait of 60 s took {took} s"))?;
+    // A killed leader's lease has to run out, and whoever follows gets 10 s to try for itself.
+    must((55..=110).contains(&took), || format!("the wait of 60 s took {took} s"))?;
     stage.until_done().await?;
     whole_walks(stage, &stage.trace())
 }
@@ -486,4 +487,21 @@ async fn aborted(stage: &mut Stage) -> Outcome {
     stage.patch_rollout("cluster-policy-1", json!({"spec": {"abort": false}})).await?;
     stage.until_done().await?;
     in_service(stage)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_table_in_the_manual_is_complete() {
+        let manual = include_str!("../../../../docs/scenarios.md");
+        for scenario in super::all() {
+            let mut lines = manual.lines();
+            let row = lines.find(|line| line.starts_with(&format!("| `{}` |", scenario.name)));
+            let row = row.unwrap_or_else(|| panic!("{} is not in docs/scenarios.md", scenario.name));
+            for weakness in scenario.shows {
+                assert!(row.contains(weakness), "{} shows {weakness}: {row}", scenario.name);
+            }
+            assert_eq!(scenario.on == super::On::Embedded, row.contains("*embedded*"), "{row}");
+        }
+    }
 }

@@ -11,7 +11,7 @@ use crate::reason::Kind;
 use crate::snapshot::{Claim, Trouble};
 
 /// A pool whose policy is ours, with these limits.
-fn limited(limits: serde_json::Value) -> Fleet {
+fn limited(limits: &serde_json::Value) -> Fleet {
     let driver = json!({"name": "gpu", "validator": {"selector": "app=nvidia-operator-validator"}});
     let upgrade = json!({"gpuPodDeletion": {"timeoutSeconds": 0}, "maxUnavailable": "100%"});
     Fleet::without_policy()
@@ -135,7 +135,7 @@ fn who_deletes_at_the_timeout_starts_past_a_budget_that_never_allows() {
 #[test]
 fn a_blocked_node_waits_is_released_or_fails_as_the_policy_says() {
     let blocked = |limits| {
-        limited(limits)
+        limited(&limits)
             .budget("web", 0)
             .with(emptying("n").pod(pod("web-1").label("app", "web")))
             .with(node("other").outdated().at(State::UpgradeRequired))
@@ -162,7 +162,7 @@ fn a_blocked_node_waits_is_released_or_fails_as_the_policy_says() {
 #[test]
 fn a_released_node_is_tried_again_after_the_others_once_its_budget_allows_it() {
     let limits = json!({"onBlocked": "Release", "blockedAfter": "1h"});
-    let mut fleet = limited(limits).budget("web", 1).with(
+    let mut fleet = limited(&limits).budget("web", 1).with(
         node("a")
             .outdated()
             .pod(pod("w").label("app", "web"))
@@ -187,7 +187,8 @@ fn a_released_node_is_tried_again_after_the_others_once_its_budget_allows_it() {
 
 #[test]
 fn too_many_failures_stop_new_starts_and_a_retry_still_goes() {
-    let mut fleet = limited(json!({"failureThreshold": 1, "driverReady": "5m"})).nodes(6, NodeSpec::outdated);
+    let mut fleet =
+        limited(&json!({"failureThreshold": 1, "driverReady": "5m"})).nodes(6, NodeSpec::outdated);
     fleet.crashes_on = ["gpu-1", "gpu-2", "gpu-3"].map(str::to_owned).into();
     fleet.play();
     let failed = fleet.pool().nodes.values().filter(|v| v.state == State::UpgradeFailed).count();
@@ -353,7 +354,7 @@ fn a_node_that_leaves_the_pool_in_the_middle_of_its_visit_is_brought_to_the_end(
 #[test]
 fn a_pod_that_does_not_stop_is_named_with_what_keeps_it() {
     let stuck = |spec: PodSpec, ready: bool| {
-        let mut fleet = limited(json!({})).with(emptying("n").pod(spec));
+        let mut fleet = limited(&json!({})).with(emptying("n").pod(spec));
         fleet.node_mut("n").ready = ready;
         assert_eq!(fleet.why("n"), "evicting pod work/t");
         fleet.wait(61);
