@@ -8,10 +8,12 @@
 //!  bench.rs     cargo xtask bench       the controller's time and cost on a real control plane
 //!  fleet.rs     the simulated fleet that `up` puts into the control plane
 //!  deny.rs      cargo xtask deny        one of those steps: licences, bans, sources, advisories
+//!  alerts.rs    cargo xtask alerts      another: the alert rules, with promtool
 //!  cargo.rs     how cargo is called from within cargo
 //!  background.rs, elapsed.rs            a process that is safe to end by its number; times for people
 //! ```
 
+mod alerts;
 mod background;
 mod bench;
 mod cargo;
@@ -44,6 +46,8 @@ enum Task {
     Down,
     /// Check licences, banned crates and known vulnerabilities of the dependencies
     Deny,
+    /// Test the alert rules with promtool
+    Alerts,
     /// Run every check: format, lints, licences, tests, demo
     Test,
     /// Measure the controller on a real control plane and hold it against its bars
@@ -60,6 +64,7 @@ async fn main() -> ExitCode {
         Task::Up(options) => up::up(&options),
         Task::Down => up::down(),
         Task::Deny => deny::report(),
+        Task::Alerts => alerts::report(),
         Task::Test => test::run_all(),
         Task::Bench(options) => bench::run(options).await,
         Task::KeepUp(options) => up::keep(options).await,

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::cargo::cargo;
 use crate::elapsed::Elapsed;
-use crate::{deny, kube};
+use crate::{alerts, deny, kube};
 
 /// One check.
 struct Step {
@@ -21,7 +21,7 @@ struct Step {
     run: fn() -> Result<Option<String>>,
 }
 
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 8] = [
     Step {
         name: "format",
         again: "cargo fmt --all --check",
@@ -33,6 +33,7 @@ const STEPS: [Step; 7] = [
         run: || run(cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
     },
     Step { name: "dependencies", again: "cargo xtask deny", run: deny::check },
+    Step { name: "alerts", again: "cargo xtask alerts", run: alerts::check },
     Step { name: "kubernetes", again: "cargo xtask kube", run: || kube::ensure().map(|_| None) },
     Step { name: "tests", again: "cargo test --workspace", run: tests },
     Step {

@@ -13,7 +13,7 @@ use crate::names::{NodeName, PoolName};
 use crate::plan::{Plan, PoolPlan, PoolStatus, uses_device};
 use crate::policy::{self, Policy, Pool};
 use crate::snapshot::{Node, Object, Pod, Snapshot};
-use crate::visit::Visit;
+use crate::visit::{Visit, Walk};
 
 /// A promise that an action would break.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -145,9 +145,10 @@ fn foreign_nodes(snapshot: &Snapshot, mine: &[(usize, &Action)]) -> Broken {
 fn foreign_cordons(snapshot: &Snapshot, done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
     let may_lift = |node: &NodeName| {
         let visit = visit(snapshot, node);
-        // Validated, or given back before its driver was touched.
-        let may = |state: State| state == State::UncordonRequired || state.before_restart();
-        let at_the_end = |v: &Visit| v.drivers.get(&done.driver).is_some_and(|walk| may(walk.state));
+        // Validated, or given back before its driver was touched, in this attempt or an earlier one.
+        let untouched = |walk: &Walk| walk.state.before_restart() && walk.attempts == 0;
+        let may = |walk: &Walk| walk.state == State::UncordonRequired || untouched(walk);
+        let at_the_end = |v: &Visit| v.drivers.get(&done.driver).is_some_and(may);
         visit.is_some_and(|v| v.holds.cordon && at_the_end(v))
     };
     let lifts = patches(mine).filter(|(_, patch)| patch.unschedulable == Some(false));

@@ -76,7 +76,10 @@ fn fleet(nodes: u32) -> Fleet {
     let mut workloads = Vec::new();
     while left > 0 {
         let replicas = left.min(REPLICAS);
-        workloads.push(Workload::new(WORKLOADS, &format!("train-{}", workloads.len()), replicas, 1));
+        // A budget that is asked for every eviction and refuses none: what it costs is measured, not what it forbids.
+        let budget = json!({"maxUnavailable": "100%"});
+        let name = format!("train-{}", workloads.len());
+        workloads.push(Workload::new(WORKLOADS, &name, replicas, 1).with_budget(budget));
         left -= replicas;
     }
     // The grace period is what a pod takes to stop.
@@ -155,7 +158,10 @@ pub(super) async fn run(binaries: &Binaries, program: &Path, case: Case) -> Resu
 async fn create_policy(cluster: &Cluster, case: Case) -> Result<()> {
     let spec = json!({
         "driver": {"name": "gpu"},
-        "upgradePolicy": {"autoUpgrade": true, "maxParallelUpgrades": case.max_parallel, "maxUnavailable": "100%"},
+        "upgradePolicy": {
+            "autoUpgrade": true, "maxParallelUpgrades": case.max_parallel, "maxUnavailable": "100%",
+            "waitForCompletion": {"podSelector": "job=important", "timeoutSeconds": 60},
+        },
     });
     let spec: DriverPolicySpec = serde_json::from_value(spec)?;
     let api = Api::<DriverPolicy>::all(cluster.admin.clone());

@@ -181,7 +181,13 @@ fn blocked_for_long(
 ) -> Result<Decision, Option<Timestamp>> {
     let limits = &view.policy.limits;
     let blocked = matches!(reason, Reason::BudgetBlocks { .. } | Reason::PodStuck { .. });
-    if !blocked || limits.on_blocked == OnBlocked::Wait {
+    let waits = match limits.on_blocked {
+        OnBlocked::Wait => true,
+        // A node whose driver is broken is of no use to anybody: it stays out.
+        OnBlocked::Release => !member.has_its_old_driver(),
+        OnBlocked::Fail => false,
+    };
+    if !blocked || waits {
         return Err(None);
     }
     let until = deadline(view, walk, limits.blocked_after);

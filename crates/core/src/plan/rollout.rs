@@ -117,7 +117,8 @@ fn freeze(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan) {
 }
 
 fn is_over(status: &RolloutStatus) -> bool {
-    matches!(status.phase, RolloutPhase::Done | RolloutPhase::Failed | RolloutPhase::Superseded)
+    use RolloutPhase::{Aborted, Done, Failed, Superseded};
+    matches!(status.phase, Done | Failed | Superseded | Aborted)
 }
 
 fn supersede(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan) {

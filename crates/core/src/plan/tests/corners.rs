@@ -160,6 +160,16 @@ fn a_blocked_node_waits_is_released_or_fails_as_the_policy_says() {
 }
 
 #[test]
+fn a_node_with_a_broken_driver_is_never_given_back() {
+    let mut fleet = limited(&json!({"onBlocked": "Release", "blockedAfter": "1h"}))
+        .budget("web", 0)
+        .with(emptying("n").walk(|walk| walk.attempts = 1).pod(pod("web-1").label("app", "web")));
+    fleet.play();
+    assert_eq!(fleet.verdict("n").state, State::PodDeletionRequired);
+    assert!(fleet.snapshot.nodes["n"].unschedulable);
+}
+
+#[test]
 fn a_released_node_is_tried_again_after_the_others_once_its_budget_allows_it() {
     let limits = json!({"onBlocked": "Release", "blockedAfter": "1h"});
     let mut fleet = limited(&limits).budget("web", 1).with(
