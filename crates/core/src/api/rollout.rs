@@ -41,6 +41,9 @@ pub struct RolloutSpec {
     pub version: Option<String>,
     /// The target: each DaemonSet's newest template revision when the rollout began.
     pub target: BTreeMap<String, String>,
+    /// No new starts; nodes that still have their old driver are given back, the others finish.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub abort: bool,
 }
 
 /// How far it is.

@@ -34,6 +34,11 @@ pub(super) fn current(
     }
 }
 
+/// The newest rollout of a pool, with its name.
+pub fn newest_rollout<'a>(snapshot: &'a Snapshot, pool: &Pool) -> Option<(String, &'a Rollout)> {
+    newest(snapshot, pool).map(|(number, rollout)| (name(pool, number), rollout))
+}
+
 fn name(pool: &Pool, number: u32) -> String {
     format!("{}-{number}", pool.name)
 }
@@ -99,6 +104,7 @@ fn create(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, number: u32, plan: 
         driver: done.driver.to_string(),
         version: done.version.as_ref().map(ToString::to_string),
         target: done.target.iter().map(|(ds, hash)| (ds.clone(), hash.to_string())).collect(),
+        abort: false,
     };
     plan.actions.push(Action::CreateRollout { name, spec });
 }

@@ -9,11 +9,13 @@
 //! | `pods` | who is asked to leave, when, and what happens if they do not |
 //! | `coming_back` | restart and validation |
 //! | `pools` | whose policy rules, and what freezes a pool |
+//! | `answers` | who is responsible, what is next, what a person can do: for every reason |
 //! | `drivers` | two drivers on one node |
 //! | `rollouts` | what is said about the pool as a whole |
 //! | `promises` | bad plans are caught |
 //! | `properties` | what holds for any fleet |
 
+mod answers;
 mod coming_back;
 mod drivers;
 mod fixture;
