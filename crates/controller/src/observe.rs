@@ -59,6 +59,9 @@ pub(crate) struct Watches {
     streams: SelectAll<BoxStream<'static, Observation>>,
 }
 
+/// Pods that no node has yet cannot hold a device.
+pub(crate) const BOUND_PODS: &str = "spec.nodeName!=";
+
 /// Kinds without whose first list nothing can be judged.
 pub(crate) const REQUIRED: [Kind; 10] = [
     Kind::Node,
@@ -81,8 +84,7 @@ impl Watches {
         watches.add(Kind::DriverPolicy, all(), Observation::DriverPolicy);
         watches.add(Kind::Rollout, all(), Observation::Rollout);
         watches.add(Kind::Node, all(), Observation::Node);
-        // Pods that no node has yet cannot hold a device.
-        watches.add(Kind::Pod, all().fields("spec.nodeName!="), Observation::Pod);
+        watches.add(Kind::Pod, all().fields(BOUND_PODS), Observation::Pod);
         watches.add(Kind::DaemonSet, all(), Observation::DaemonSet);
         watches.add(Kind::Revision, all(), Observation::Revision);
         watches.add(Kind::Budget, all(), Observation::Budget);
