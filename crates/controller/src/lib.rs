@@ -18,12 +18,14 @@
 //! | [`lease`] | leader election |
 //! | [`clock`] | the only reader of time |
 //! | [`metrics`], [`serve`] | `/metrics`, `/healthz`, `/readyz` |
-//! | [`preflight`] | what must be there before the controller starts, each with its sentence |
+//! | [`preflight`] | what must be there before the controller starts or a reader looks, each with its sentence |
+//! | [`look`](mod@look) | the same Snapshot for readers: listed once, or kept current; nothing is ever written |
 
 pub mod clock;
 mod events;
 mod execute;
 pub mod lease;
+pub mod look;
 pub mod metrics;
 mod observe;
 pub mod preflight;
@@ -35,4 +37,6 @@ mod view;
 mod wire;
 
 pub use clock::Clock;
+pub use look::{Leader, Look, Watch, look};
 pub use run::{Config, Controller, Pass, RunError};
+pub use setback::sentence;

@@ -147,20 +147,19 @@ where
 fn claims(client: Client) -> BoxStream<'static, Observation> {
     let find = async move {
         let mut failures = 0;
-        let version = loop {
-            match served_version(&client).await {
-                Ok(version) => break version,
+        let resource = loop {
+            match claims_resource(&client).await {
+                Ok(resource) => break resource,
                 Err(error) => tracing::warn!(%error, "cannot ask which API groups are served; asks again"),
             }
             failures += 1;
             tokio::time::sleep(pause_after(failures)).await;
         };
-        let Some(version) = version else {
+        let Some(resource) = resource else {
             let none = [Event::Init, Event::InitDone].map(Observation::Claim);
             return stream::iter(none).chain(stream::pending()).boxed();
         };
-        let kind = GroupVersionKind::gvk(CLAIMS_GROUP, version, "ResourceClaim");
-        let api = Api::all_with(client, &ApiResource::from_gvk(&kind));
+        let api = Api::all_with(client, &resource);
         observe(api, Kind::Claim, watcher::Config::default(), Observation::Claim)
     };
     stream::once(find).flatten().boxed()
@@ -168,11 +167,14 @@ fn claims(client: Client) -> BoxStream<'static, Observation> {
 
 const CLAIMS_GROUP: &str = "resource.k8s.io";
 
-async fn served_version(client: &Client) -> kube::Result<Option<&'static str>> {
+/// The newest version of resource claims that this cluster serves, if it serves them.
+pub(crate) async fn claims_resource(client: &Client) -> kube::Result<Option<ApiResource>> {
     let groups = client.list_api_groups().await?;
     let group = groups.groups.iter().find(|group| group.name == CLAIMS_GROUP);
     let served = |version: &&str| group.is_some_and(|g| g.versions.iter().any(|v| v.version == *version));
-    Ok(["v1", "v1beta2", "v1beta1"].into_iter().find(served))
+    let newest = ["v1", "v1beta2", "v1beta1"].into_iter().find(served);
+    let kind = |version| GroupVersionKind::gvk(CLAIMS_GROUP, version, "ResourceClaim");
+    Ok(newest.map(|version| ApiResource::from_gvk(&kind(version))))
 }
 
 /// Without chance, so that a run on virtual time can be repeated.

@@ -1,4 +1,5 @@
-//! What must be there before the controller starts: each missing thing has one sentence that says what to do.
+//! What must be there before the controller starts, or a reader looks: each missing thing has one sentence that says
+//! what to do.
 
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
@@ -10,7 +11,7 @@ use pitcrew_core::api::{DriverPolicy, Rollout};
 
 use crate::setback::sentence;
 
-/// Why the controller cannot start.
+/// Why the controller cannot start, or a reader cannot look.
 #[derive(Debug, thiserror::Error)]
 pub enum Unfit {
     /// Nobody answers.
@@ -25,7 +26,7 @@ pub enum Unfit {
     #[error("cannot list {resource}: {what}")]
     Refused {
         /// The resource.
-        resource: &'static str,
+        resource: String,
         /// What the API says.
         what: String,
     },
@@ -34,8 +35,11 @@ pub enum Unfit {
     Forbidden(Vec<String>),
 }
 
-/// (group, resource, subresource, verbs): all that the controller asks for.
-pub const PERMISSIONS: &[(&str, &str, &str, &[&str])] = &[
+/// (group, resource, subresource, verbs).
+pub type Permission = (&'static str, &'static str, &'static str, &'static [&'static str]);
+
+/// All that the controller asks for.
+pub const PERMISSIONS: &[Permission] = &[
     ("", "nodes", "", &["get", "list", "watch", "patch"]),
     ("", "pods", "", &["list", "watch", "patch", "delete"]),
     ("", "pods", "eviction", &["create"]),
@@ -56,6 +60,21 @@ pub const PERMISSIONS: &[(&str, &str, &str, &[&str])] = &[
     ("pitcrew.dev", "rollouts", "status", &["patch"]),
 ];
 
+/// All that a reader asks for. Kinds that nobody serves are asked for too: who may not list them, may not know.
+pub const READS: &[Permission] = &[
+    ("", "nodes", "", &["list", "watch"]),
+    ("", "pods", "", &["list", "watch"]),
+    ("apps", "daemonsets", "", &["list", "watch"]),
+    ("apps", "controllerrevisions", "", &["list", "watch"]),
+    ("apps", "deployments", "", &["list", "watch"]),
+    ("policy", "poddisruptionbudgets", "", &["list", "watch"]),
+    ("coordination.k8s.io", "leases", "", &["list", "watch"]),
+    ("nvidia.com", "clusterpolicies", "", &["list", "watch"]),
+    ("nvidia.com", "nvidiadrivers", "", &["list", "watch"]),
+    ("pitcrew.dev", "driverpolicies", "", &["list", "watch"]),
+    ("pitcrew.dev", "rollouts", "", &["list", "watch"]),
+];
+
 /// Checks that the cluster answers, that our definitions are there, and that we may do what we have to.
 pub async fn check(client: &Client) -> Result<(), Unfit> {
     if let Err(error) = client.apiserver_version().await
@@ -63,7 +82,7 @@ pub async fn check(client: &Client) -> Result<(), Unfit> {
     {
         return Err(Unfit::Unreachable(sentence(&error)));
     }
-    permissions(client).await?;
+    permissions(client, PERMISSIONS).await?;
     definition(
         Api::<DriverPolicy>::all(client.clone()).list(&one()).await.err(),
         "driverpolicies.pitcrew.dev",
@@ -80,16 +99,23 @@ fn definition(error: Option<kube::Error>, resource: &'static str) -> Result<(), 
         None => Ok(()),
         // A group that nobody serves is answered in plain text, without a Status to ask.
         Some(kube::Error::Api(status)) if status.code == 404 => Err(Unfit::NoDefinition(resource)),
-        Some(error @ kube::Error::Api(_)) => Err(Unfit::Refused { resource, what: sentence(&error) }),
-        Some(error) => Err(Unfit::Unreachable(sentence(&error))),
+        Some(error) => Err(refused(resource, &error)),
+    }
+}
+
+/// What a failed list means.
+pub(crate) fn refused(resource: &str, error: &kube::Error) -> Unfit {
+    match error {
+        kube::Error::Api(_) => Unfit::Refused { resource: resource.to_owned(), what: sentence(error) },
+        _ => Unfit::Unreachable(sentence(error)),
     }
 }
 
 /// Asks for every verb and names all that are missing at once.
-async fn permissions(client: &Client) -> Result<(), Unfit> {
+pub(crate) async fn permissions(client: &Client, wanted: &[Permission]) -> Result<(), Unfit> {
     let api = Api::<SelfSubjectAccessReview>::all(client.clone());
     let mut missing = Vec::new();
-    for (group, resource, subresource, verbs) in PERMISSIONS {
+    for (group, resource, subresource, verbs) in wanted {
         let mut denied = Vec::new();
         for verb in *verbs {
             if !may(&api, group, resource, subresource, verb).await? {
@@ -128,9 +154,6 @@ async fn may(
         Ok(review) => Ok(review.status.is_some_and(|status| status.allowed)),
         // Who may not even ask learns it from the first call that is refused.
         Err(kube::Error::Api(status)) if status.code == 403 || status.code == 404 => Ok(true),
-        Err(error @ kube::Error::Api(_)) => {
-            Err(Unfit::Refused { resource: "selfsubjectaccessreviews", what: sentence(&error) })
-        }
-        Err(error) => Err(Unfit::Unreachable(sentence(&error))),
+        Err(error) => Err(refused("selfsubjectaccessreviews", &error)),
     }
 }

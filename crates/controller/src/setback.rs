@@ -29,7 +29,7 @@ pub(crate) enum CallError {
 }
 
 /// What the API itself says, without the client's wrapping.
-pub(crate) fn sentence(error: &kube::Error) -> String {
+pub fn sentence(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
         other => {

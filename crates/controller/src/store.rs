@@ -74,6 +74,11 @@ impl Store {
         REQUIRED.into_iter().chain(optional).all(|kind| self.tables.get(&kind).is_some_and(|t| t.listed))
     }
 
+    /// Whether objects of this kind have been listed.
+    pub(crate) fn knows(&self, kind: Kind) -> bool {
+        self.tables.get(&kind).is_some_and(|table| table.listed)
+    }
+
     /// Takes up what was observed.
     pub(crate) fn fold(&mut self, observation: Observation, now: Timestamp) -> Effect {
         match observation {

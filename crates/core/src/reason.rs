@@ -2,6 +2,17 @@
 //!
 //! One [`Display`](fmt::Display) makes the sentence for the status line, the event, the log and the screen;
 //! [`Reason::code`] is the metric label. There is no "unknown".
+//!
+//! ```text
+//!  about.rs     one node in one pool: what an answer may look at
+//!  culprit.rs   the objects responsible          next.rs    what happens next, and whether by itself
+//!  advice.rs    what a person can do, as commands to paste
+//! ```
+
+mod about;
+mod advice;
+mod culprit;
+mod next;
 
 use std::fmt;
 
@@ -10,6 +21,11 @@ use jiff::Timestamp;
 use crate::contract::State;
 use crate::names::{DriverName, NodeName, ObjectName};
 use crate::visit::Cause;
+
+pub use about::{About, Thing};
+pub use advice::{Advice, advice};
+pub use culprit::culprits;
+pub use next::{Motion, Next, next};
 
 /// How a node feels about its place.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -360,7 +376,8 @@ impl fmt::Display for Reason {
             Reason::PodsLeaving { pods, .. } => write!(f, "evicting {}", list(pods)),
             Reason::BudgetBlocks { budget, pod, healthy: (healthy, desired), .. } => write!(
                 f,
-                "pod {pod} cannot leave: poddisruptionbudget/{budget} wants {desired} healthy pods and has {healthy}"
+                "pod {pod} cannot leave: poddisruptionbudget/{budget} wants {desired} healthy pod{} and has {healthy}",
+                if *desired == 1 { "" } else { "s" }
             ),
             Reason::BudgetNever { budget, pod, pods: (expected, desired) } => write!(
                 f,

@@ -35,6 +35,7 @@ use jiff::Timestamp;
 
 pub use ledger::Ledger;
 pub use removal::uses_device;
+pub use rollout::newest_rollout;
 
 use crate::action::Action;
 use crate::contract::State;

@@ -34,6 +34,11 @@ pub(super) fn current(
     }
 }
 
+/// The newest rollout of a pool, with its name.
+pub fn newest_rollout<'a>(snapshot: &'a Snapshot, pool: &'a Pool) -> Option<(String, &'a Rollout)> {
+    newest(snapshot, pool).map(|(number, rollout)| (name(pool, number), rollout))
+}
+
 fn name(pool: &Pool, number: u32) -> String {
     format!("{}-{number}", pool.name)
 }

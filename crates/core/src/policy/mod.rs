@@ -13,6 +13,7 @@ use std::fmt;
 
 use jiff::SignedDuration;
 use kube::core::{Selector, SelectorExt};
+use serde_json::{Map, Value};
 
 pub use amount::{Amount, BadAmount};
 pub use resolve::{ClusterPolicyFacts, resolve};
@@ -54,6 +55,19 @@ impl Source {
             Source::NvidiaDriver(_) => ("NVIDIADriver", "nvidia.com/v1alpha1"),
             Source::NicClusterPolicy(_) => ("NicClusterPolicy", "mellanox.com/v1alpha1"),
         }
+    }
+    /// Where its upgrade options are, for a person who looks for them.
+    pub fn options_field(&self) -> &'static str {
+        match self {
+            Source::ClusterPolicy(_) => "spec.driver.upgradePolicy",
+            Source::NicClusterPolicy(_) => "spec.ofedDriver.upgradePolicy",
+            Source::DriverPolicy(_) | Source::NvidiaDriver(_) => "spec.upgradePolicy",
+        }
+    }
+    /// The merge patch that changes these of its upgrade options and nothing else.
+    pub fn options_patch(&self, options: Value) -> Value {
+        let path = self.options_field().split('.').rev();
+        path.fold(options, |inner, field| Value::Object(Map::from_iter([(field.to_owned(), inner)])))
     }
 }
 

@@ -10,11 +10,13 @@
 //! | `coming_back` | restart and validation |
 //! | `corners` | who uses the device, what can never leave, what is given back, what restarts in place |
 //! | `pools` | whose policy rules, and what freezes a pool |
+//! | `answers` | who is responsible, what is next, what a person can do: for every reason |
 //! | `drivers` | two drivers on one node |
 //! | `rollouts` | what is said about the pool as a whole |
 //! | `promises` | bad plans are caught |
 //! | `properties` | what holds for any fleet |
 
+mod answers;
 mod coming_back;
 mod corners;
 mod drivers;

@@ -1,0 +1,316 @@
+//! The Snapshot for readers: through the controller's own fold, so that both see the same. Nothing is ever written.
+//!
+//! [`look`] lists every kind once. [`Watch`] goes on from there with the controller's own watches. What only the
+//! controller knows (calls under way, setbacks) is not there; who leads is, because without a leader nothing moves.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use futures::stream::{BoxStream, StreamExt};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::{DynamicObject, ListParams};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client, Resource};
+use pitcrew_core::contract::{GPU_OPERATOR_LEASE, GPU_OPERATOR_SELECTOR, LEASE_NAME};
+use pitcrew_core::names::ObjectName;
+use pitcrew_core::snapshot::Snapshot;
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::clock::Clock;
+use crate::observe::{self, Kind, Observation, Watches};
+use crate::preflight::{self, READS, Unfit};
+use crate::setback::sentence;
+use crate::store::{Effect, Store};
+
+/// As many as `kubectl` asks for at once.
+const PAGE: u32 = 500;
+/// One page of the largest cluster takes a few seconds; somebody waits at a terminal.
+const CALL: Duration = Duration::from_secs(30);
+/// What comes in within this time is shown together: quicker than anybody reads.
+const COALESCE: Duration = Duration::from_millis(100);
+/// A reader sees a Lease once and has to trust the clocks of two machines. A minute in all is lenient enough.
+const LEASE_SLACK: SignedDuration = SignedDuration::from_secs(45);
+/// If a Lease does not say how long it lasts.
+const LEASE_SECONDS: i32 = 15;
+
+/// What a reader sees.
+pub struct Look {
+    /// The facts.
+    pub snapshot: Snapshot,
+    /// Who acts on them.
+    pub leader: Leader,
+    /// Whether pitcrew's own definitions are there.
+    pub installed: bool,
+}
+
+/// The controller that leads, as far as its Lease tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leader {
+    /// The Lease.
+    pub lease: ObjectName,
+    /// Who holds it, or held it last.
+    pub holder: Option<String>,
+    /// When it was last renewed.
+    pub renewed: Option<Timestamp>,
+    until: Timestamp,
+}
+
+impl Leader {
+    fn none(namespace: &str) -> Self {
+        let lease = ObjectName::new(namespace, LEASE_NAME);
+        Self { lease, holder: None, renewed: None, until: Timestamp::MIN }
+    }
+
+    fn see(&mut self, lease: &Lease) {
+        let spec = lease.spec.clone().unwrap_or_default();
+        self.holder = spec.holder_identity.clone().filter(|holder| !holder.is_empty());
+        self.renewed = spec.renew_time.as_ref().map(|time| time.0);
+        // A leader that gave its Lease back holds it no longer, whatever the time.
+        self.until = if self.holder.is_some() { held_until(lease) } else { Timestamp::MIN };
+    }
+
+    /// Whether somebody leads at `now`.
+    pub fn leads(&self, now: Timestamp) -> bool {
+        self.until > now
+    }
+}
+
+/// Until when a Lease counts as held, by what it says itself.
+fn held_until(lease: &Lease) -> Timestamp {
+    let Some(spec) = &lease.spec else { return Timestamp::MIN };
+    let Some(renewed) = &spec.renew_time else { return Timestamp::MIN };
+    let lasts = SignedDuration::from_secs(spec.lease_duration_seconds.unwrap_or(LEASE_SECONDS).into());
+    renewed.0.saturating_add(lasts.saturating_add(LEASE_SLACK)).unwrap_or(Timestamp::MAX)
+}
+
+/// Looks once. `namespace` is where driver DaemonSets are when the policy does not say, and where the Lease is.
+pub async fn look(client: &Client, namespace: &str, clock: Clock) -> Result<Look, Unfit> {
+    let Reader { store, leader, .. } = Reader::read(client, namespace, clock).await?;
+    let installed = store.knows(Kind::DriverPolicy) && store.knows(Kind::Rollout);
+    Ok(Look { snapshot: store.snapshot, leader, installed })
+}
+
+/// Fills a store by lists.
+struct Reader<'a> {
+    client: &'a Client,
+    store: Store,
+    leader: Leader,
+    now: Timestamp,
+}
+
+impl<'a> Reader<'a> {
+    async fn read(client: &'a Client, namespace: &str, clock: Clock) -> Result<Reader<'a>, Unfit> {
+        let mut snapshot = Snapshot::new(clock.now(), namespace);
+        // A reader's deadlines are those of the visits: the grace of a new leader is not its to give.
+        snapshot.leading_since = Timestamp::MIN;
+        let (store, now) = (Store::new(snapshot), clock.now());
+        let mut reader = Reader { client, store, leader: Leader::none(namespace), now };
+        if let Err(unfit) = reader.read_all().await {
+            return Err(reader.all_that_is_missing(unfit).await);
+        }
+        reader.store.snapshot.now = clock.now();
+        Ok(reader)
+    }
+
+    async fn read_all(&mut self) -> Result<(), Unfit> {
+        let all = ListParams::default;
+        self.list(all(), Observation::Node).await?;
+        self.list(all(), Observation::Pod).await?;
+        self.list(all(), Observation::DaemonSet).await?;
+        self.list(all(), Observation::Revision).await?;
+        self.list(all(), Observation::Budget).await?;
+        self.list(all(), Observation::DriverPolicy).await?;
+        self.list(all(), Observation::Rollout).await?;
+        self.list(all(), Observation::ClusterPolicy).await?;
+        self.list(all(), Observation::NvidiaDriver).await?;
+        self.list(all(), Observation::NicClusterPolicy).await?;
+        self.list_claims().await?;
+        self.list(all().labels(GPU_OPERATOR_SELECTOR), Observation::Deployment).await?;
+        self.read_leases().await
+    }
+
+    /// Lists one kind. A kind that nobody serves has no objects.
+    async fn list<K>(&mut self, params: ListParams, wrap: fn(Event<K>) -> Observation) -> Result<(), Unfit>
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+    {
+        let mut params = params.limit(PAGE);
+        let mut first = true;
+        loop {
+            let Some(page) = self.page::<K>(&params).await? else { return Ok(()) };
+            if std::mem::take(&mut first) {
+                self.store.fold(wrap(Event::Init), self.now);
+            }
+            for object in page.items {
+                self.store.fold(wrap(Event::InitApply(object)), self.now);
+            }
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => break,
+            }
+        }
+        self.store.fold(wrap(Event::InitDone), self.now);
+        Ok(())
+    }
+
+    /// Resource claims, in the newest version that is served.
+    async fn list_claims(&mut self) -> Result<(), Unfit> {
+        let served = observe::claims_resource(self.client).await;
+        let served = served.map_err(|error| preflight::refused("apigroups", &error))?;
+        let Some(resource) = served else { return Ok(()) };
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+        let claims = timeout(CALL, api.list(&ListParams::default())).await;
+        let claims =
+            claims.map_err(|_| Unfit::Unreachable(format!("no answer within {} s", CALL.as_secs())))?;
+        for claim in claims.map_err(|error| preflight::refused("resourceclaims", &error))? {
+            self.store.fold(Observation::Claim(Event::Apply(claim)), self.now);
+        }
+        Ok(())
+    }
+
+    async fn page<K>(&self, params: &ListParams) -> Result<Option<kube::core::ObjectList<K>>, Unfit>
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+    {
+        let api = Api::<K>::all(self.client.clone());
+        match timeout(CALL, api.list(params)).await {
+            Ok(Ok(page)) => Ok(Some(page)),
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(None),
+            Ok(Err(error)) => Err(preflight::refused(&K::plural(&()), &error)),
+            Err(_) => Err(Unfit::Unreachable(format!("no answer within {} s", CALL.as_secs()))),
+        }
+    }
+
+    /// The GPU Operator's Lease is a fact of the Snapshot, ours tells who leads.
+    async fn read_leases(&mut self) -> Result<(), Unfit> {
+        let named = |name: &str| ListParams::default().fields(&format!("metadata.name={name}"));
+        for lease in self.page::<Lease>(&named(GPU_OPERATOR_LEASE)).await?.into_iter().flatten() {
+            // The store counts a Lease from when it was seen renewed. We see it long after that, perhaps.
+            let lasts =
+                lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(LEASE_SECONDS);
+            let seen = held_until(&lease).saturating_sub(SignedDuration::from_secs(lasts.into()));
+            self.store.fold(Observation::Lease(Event::Apply(lease)), seen.unwrap_or(Timestamp::MIN));
+        }
+        let namespace = self.leader.lease.namespace.clone();
+        let ours = self.page::<Lease>(&named(LEASE_NAME)).await?.into_iter().flatten();
+        for lease in ours.filter(|lease| lease.metadata.namespace.as_deref() == Some(&*namespace)) {
+            self.leader.see(&lease);
+        }
+        Ok(())
+    }
+
+    /// Who is refused one thing is told all that is missing at once.
+    async fn all_that_is_missing(&self, unfit: Unfit) -> Unfit {
+        if !matches!(unfit, Unfit::Refused { .. }) {
+            return unfit;
+        }
+        preflight::permissions(self.client, READS).await.err().unwrap_or(unfit)
+    }
+}
+
+/// A look that is kept current by the controller's own watches.
+pub struct Watch {
+    clock: Clock,
+    store: Store,
+    leader: Leader,
+    watches: Watches,
+    leases: BoxStream<'static, watcher::Result<Event<Lease>>>,
+    trouble: Option<String>,
+}
+
+impl Watch {
+    /// Looks once, then watches.
+    pub async fn start(client: &Client, namespace: &str, clock: Clock) -> Result<Self, Unfit> {
+        let Reader { store, leader, .. } = Reader::read(client, namespace, clock).await?;
+        let mut watches = Watches::start(client.clone());
+        for kind in [Kind::ClusterPolicy, Kind::NvidiaDriver, Kind::NicClusterPolicy] {
+            if store.knows(kind) {
+                watches.add_optional(kind);
+            }
+        }
+        let ours = watcher::Config::default().fields(&format!("metadata.name={LEASE_NAME}"));
+        let leases = Api::<Lease>::namespaced(client.clone(), namespace);
+        let leases = kube::runtime::watcher(leases, ours).default_backoff().boxed();
+        Ok(Self { clock, store, leader, watches, leases, trouble: None })
+    }
+
+    /// The facts as they are now.
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.store.snapshot
+    }
+
+    /// Who acts on them.
+    pub fn leader(&self) -> &Leader {
+        &self.leader
+    }
+
+    /// Why what is known may be old, if it may.
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
+    }
+
+    /// Sets the time to now.
+    pub fn tick(&mut self) {
+        self.store.snapshot.now = self.clock.now();
+    }
+
+    /// Waits until a fact has changed, or until `wake_at`, when time alone changes something.
+    pub async fn changed(&mut self, wake_at: Option<Timestamp>) {
+        let lapse = Some(self.leader.until).filter(|until| *until > self.snapshot().now);
+        let wake_at = [wake_at, lapse].into_iter().flatten().min();
+        let mut due = wake_at.map(|at| self.clock.instant(at));
+        loop {
+            let changed = tokio::select! {
+                biased;
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => break,
+                Some(observation) = self.watches.next() => self.take_up(observation),
+                Some(event) = self.leases.next() => self.see_lease(event),
+            };
+            if changed {
+                let soon = Instant::now() + COALESCE;
+                due = Some(due.map_or(soon, |due| due.min(soon)));
+            }
+        }
+        self.tick();
+    }
+
+    fn take_up(&mut self, observation: Observation) -> bool {
+        let now = self.clock.now();
+        // The nodes' watch stands for all: they share a connection, and every cluster serves nodes.
+        let trouble = match &observation {
+            Observation::Broken(
+                Kind::Node,
+                watcher::Error::InitialListFailed(error)
+                | watcher::Error::WatchStartFailed(error)
+                | watcher::Error::WatchFailed(error),
+            ) => Some(sentence(error)),
+            Observation::Node(_) => None,
+            _ => self.trouble.clone(),
+        };
+        let news = trouble != self.trouble;
+        self.trouble = trouble;
+        match self.store.fold(observation, now) {
+            Effect::None => news,
+            Effect::Changed => true,
+            Effect::Serves(kind) => {
+                self.watches.add_optional(kind);
+                news
+            }
+        }
+    }
+
+    /// A renewal is no news; another leader, or none, is.
+    fn see_lease(&mut self, event: watcher::Result<Event<Lease>>) -> bool {
+        let now = self.clock.now();
+        let before = (self.leader.leads(now), self.leader.holder.clone());
+        match event {
+            Ok(Event::Apply(lease) | Event::InitApply(lease)) => self.leader.see(&lease),
+            Ok(Event::Delete(_)) => self.leader = Leader::none(&self.leader.lease.namespace.clone()),
+            Ok(Event::Init | Event::InitDone) | Err(_) => {}
+        }
+        before != (self.leader.leads(now), self.leader.holder.clone())
+    }
+}

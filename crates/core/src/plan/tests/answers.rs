@@ -1,0 +1,245 @@
+//! Every reason has an answer: who is responsible, what happens next, what a person can do.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use serde_json::json;
+
+use super::fixture::*;
+use crate::contract::State;
+use crate::names::NodeName;
+use crate::policy;
+use crate::reason::{About, Motion, Reason, advice, culprits, next};
+use crate::snapshot::{Object, SetbackKind};
+
+/// A fleet of one node `n`, and what is special about it.
+type Case = (&'static str, Fleet);
+
+fn required() -> NodeSpec {
+    node("n").outdated().labelled(State::UpgradeRequired)
+}
+
+fn at(state: State) -> NodeSpec {
+    node("n").outdated().at(state)
+}
+
+fn but(mut fleet: Fleet, change: impl FnOnce(&mut Fleet)) -> Fleet {
+    change(&mut fleet);
+    fleet
+}
+
+fn not_ready(fleet: &mut Fleet) {
+    let driver = fleet.driver_mut("n");
+    (driver.ready, driver.started) = (false, None);
+}
+
+fn before_a_visit() -> Vec<Case> {
+    let only = |node| Fleet::new().with(node);
+    let claim = json!({"driver": {"name": "gpu"}});
+    vec![
+        ("up to date", only(node("n"))),
+        ("driver pod not ready", but(only(node("n")), not_ready)),
+        ("about to start", only(required())),
+        ("new template not taken up", but(only(required()), |f| f.daemon_set_mut().observed_generation = 1)),
+        (
+            "no driver pod",
+            but(only(required()), |f| f.remove_pods("n", |pod| pod.name.name.contains("driver"))),
+        ),
+        ("no slot, parallel", only(required()).with(node("m").outdated().at(State::DrainRequired))),
+        ("no slot, cordoned elsewhere", only(required()).with(node("m").cordoned())),
+        ("no slot, not ready elsewhere", only(required()).with(node("m").not_ready())),
+        ("skipped", only(required().skipped())),
+        ("node not Ready", only(required().not_ready())),
+        ("pod without controller", only(required().pod(pod("shell").bare()))),
+        ("pod with emptyDir", only(required().pod(pod("scratch").with_empty_dir()))),
+        ("pod of another DaemonSet", only(required().pod(pod("exporter").of_daemon_set()))),
+        (
+            "a budget never allows it",
+            only(required().pod(pod("chat").label("app", "chat"))).budget("chat", 0),
+        ),
+        (
+            "aborted",
+            but(only(required()), |f| {
+                f.settle();
+                f.set_label("n", "upgrade-required");
+                f.snapshot.nodes.get_mut("n").unwrap().visit = None;
+                f.driver_mut("n").revision = Some(OLD.into());
+                f.snapshot.rollouts.values_mut().for_each(|rollout| rollout.spec.abort = true);
+            }),
+        ),
+        (
+            "too many failed",
+            only(required())
+                .policy(json!({"maxUnavailable": "100%"}))
+                .with(node("a").at(State::UpgradeFailed))
+                .with(node("b").at(State::UpgradeFailed)),
+        ),
+        ("paused", only(required()).policy(json!({"autoUpgrade": false}))),
+        ("bad policy", only(required()).policy(json!({"maxUnavailable": "abc"}))),
+        ("RollingUpdate", but(only(required()), |f| f.daemon_set_mut().on_delete = false)),
+        (
+            "a live GPU Operator",
+            but(only(required()), |f| {
+                f.snapshot.gpu_operator.deployments.insert("deployment/gpu-operator/gpu-operator".into());
+            }),
+        ),
+        ("two policies", only(required()).driver_policy("a", claim.clone()).driver_policy("b", claim)),
+        ("unknown label", only(node("n").label(&keys("gpu").state, "upgrade-maybe"))),
+        ("failed without a record", only(node("n").labelled(State::UpgradeFailed))),
+        (
+            "the API refused",
+            but(only(required()), |f| {
+                f.setback(Object::Node("n".into()), SetbackKind::Error("forbidden".into()), after(9));
+            }),
+        ),
+        (
+            "a conflict",
+            but(only(required()), |f| f.setback(Object::Node("n".into()), SetbackKind::Stale, after(5))),
+        ),
+    ]
+}
+
+fn during_a_visit() -> Vec<Case> {
+    let only = |node| Fleet::new().with(node);
+    let job = || at(State::WaitForJobsRequired).pod(pod("train").label("job", "a"));
+    let wait = |seconds| json!({"waitForCompletion": {"podSelector": "job", "timeoutSeconds": seconds}});
+    let off = || at(State::PodDeletionRequired);
+    let chat = || pod("chat-6d4-x").label("app", "chat").label("pod-template-hash", "6d4");
+    let restart = || node("n").at(State::PodRestartRequired);
+    let validate = || node("n").at(State::ValidationRequired);
+    vec![
+        ("a job runs", only(job()).policy(wait(0))),
+        ("a job runs, for a time", only(job()).policy(wait(600))),
+        ("pods leave", only(off().pod(pod("a").leaving()).pod(pod("b").leaving()))),
+        (
+            "pods leave, drain comes next",
+            only(off().pod(pod("a").leaving())).policy(json!({"drain": {"enable": true}})),
+        ),
+        (
+            "pods leave, or are deleted",
+            only(off().pod(pod("a").leaving()))
+                .policy(json!({"gpuPodDeletion": {"timeoutAction": "Delete"}})),
+        ),
+        (
+            "pods leave, however long it takes",
+            only(off().pod(pod("a").leaving())).policy(json!({"gpuPodDeletion": {"timeoutSeconds": 0}})),
+        ),
+        (
+            "a budget blocks",
+            but(only(off().pod(chat())).budget("chat", 0), |f| {
+                let pod = f.work_mut("n", "chat-6d4-x");
+                if let Some(owner) = &mut pod.owner {
+                    owner.name = "chat-6d4".into();
+                }
+            }),
+        ),
+        ("a pod is stuck", but(only(off().pod(pod("a").leaving())), |f| f.wait(61))),
+        (
+            "work is saved",
+            only(at(State::WaitForJobsRequired).pod(pod("train").label("job", "a")))
+                .policy(json!({"checkpoint": {"podSelector": "job"}})),
+        ),
+        (
+            "old driver pod stops",
+            but(only(restart().outdated()), |f| f.driver_mut("n").deleting = Some(after(30))),
+        ),
+        ("new driver pod starts", but(only(restart()), not_ready)),
+        (
+            "new driver pod is missing",
+            but(only(restart()), |f| f.remove_pods("n", |p| p.name.name.contains("driver"))),
+        ),
+        ("validator not ready", but(only(validate()), |f| f.validator_mut("n").ready = false)),
+        (
+            "no validator",
+            but(only(validate()), |f| f.remove_pods("n", |p| p.name.name.contains("validator"))),
+        ),
+        ("failed", but(only(node("n").at(State::UpgradeFailed)), not_ready)),
+        ("somebody set the label", only(restart().label(&keys("gpu").state, "upgrade-done"))),
+        ("unreadable record", but(only(restart()), |f| f.set_record("n", "yes"))),
+    ]
+}
+
+fn two_drivers() -> Case {
+    let ofed = json!({"driver": {"name": "ofed", "daemonSets": {"selector": "app=ofed"}}});
+    let fleet = Fleet::without_policy().daemon_set("ofed", "ofed");
+    let fleet = fleet.driver_policy("gpu", json!({"driver": {"name": "gpu"}})).driver_policy("ofed", ofed);
+    let walking = at(State::DrainRequired).visit(|visit| {
+        let walk = visit.drivers.remove("gpu").unwrap();
+        visit.drivers.insert("ofed".into(), walk);
+    });
+    ("another driver first", fleet.with(walking.labelled(State::UpgradeRequired)))
+}
+
+/// The answer about node `n` in its first pool, as text; also the reason's code.
+fn answer((situation, fleet): &Case) -> (String, &'static str) {
+    let (snapshot, plan) = (&fleet.snapshot, crate::plan::plan(&fleet.snapshot));
+    let pools = policy::resolve(&snapshot.sources, snapshot.daemon_sets.values(), &snapshot.namespace);
+    let (pool, planned) = (&pools[0], &plan.pools[0]);
+    let name = NodeName::from("n");
+    // A policy that cannot be read has no nodes; what it says of them is tested all the same.
+    let frozen = crate::plan::Verdict {
+        state: State::UpgradeRequired,
+        reason: Reason::PoolFrozen { why: format!("{:?}", planned.status) },
+        since: None,
+        in_sync: false,
+    };
+    let verdict = planned.nodes.get(&name).unwrap_or(&frozen);
+    let about = About { snapshot, pool, plan: planned, node: &name, verdict, many_drivers: pools.len() > 1 };
+    let mut text = format!("{situation}: {}\n", verdict.reason);
+    let things: Vec<String> = culprits(&about).iter().map(ToString::to_string).collect();
+    let _ = writeln!(text, "    {:?}, {}", verdict.reason.motion(), things.join(", "));
+    if let Some(next) = next(&about) {
+        let at = next.at.map(|at| format!("at {at}: ")).unwrap_or_default();
+        let _ = writeln!(text, "    {at}{}", next.what);
+    }
+    for advice in advice(&about) {
+        let but = advice.but.map(|but| format!("  ({but})")).unwrap_or_default();
+        let _ = writeln!(text, "    - {}: {}{but}", advice.what, advice.command);
+    }
+    assert!(
+        verdict.reason.motion() == Motion::Done || !things.is_empty(),
+        "{situation}: nobody is responsible"
+    );
+    (text, verdict.reason.code())
+}
+
+#[test]
+fn every_reason_has_an_answer() {
+    let cases: Vec<Case> =
+        before_a_visit().into_iter().chain(during_a_visit()).chain([two_drivers()]).collect();
+    let (texts, codes): (Vec<String>, BTreeSet<&str>) = cases.iter().map(answer).unzip();
+    insta::assert_snapshot!(texts.concat());
+    let all = [
+        "up-to-date",
+        "driver-not-ready",
+        "moving",
+        "revision-pending",
+        "no-driver-pod",
+        "no-slot",
+        "skipped",
+        "other-driver",
+        "node-not-ready",
+        "waiting-for-jobs",
+        "checkpointing",
+        "budget-never",
+        "pod-stuck",
+        "too-many-failed",
+        "aborted",
+        "pods-leaving",
+        "budget-blocks",
+        "cannot-be-emptied",
+        "driver-stopping",
+        "driver-starting",
+        "validating",
+        "paused",
+        "failed",
+        "pool-frozen",
+        "two-policies",
+        "unknown-label",
+        "label-changed",
+        "visit-unreadable",
+        "api-error",
+        "conflict",
+    ];
+    assert_eq!(codes, BTreeSet::from(all));
+}

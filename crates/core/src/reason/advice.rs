@@ -1,0 +1,332 @@
+//! What a person can do about a reason, with the exact command. Nothing is offered that would not work.
+
+use serde_json::{Map, Value, json};
+
+use super::about::{About, Thing, named_pod};
+use super::culprit::culprits;
+use super::{Limit, Reason};
+use crate::contract::{State, VISIT_ANNOTATION};
+use crate::names::{NodeName, ObjectName};
+use crate::policy::Source;
+use crate::snapshot::Pod;
+use crate::visit::Cause;
+
+/// One thing that a person can do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Advice {
+    /// In two or three words.
+    pub what: &'static str,
+    /// The command to paste.
+    pub command: String,
+    /// What it costs, if it costs something.
+    pub but: Option<&'static str>,
+}
+
+fn to(what: &'static str, command: String) -> Advice {
+    Advice { what, command, but: None }
+}
+
+impl Advice {
+    fn but(self, but: &'static str) -> Self {
+        Self { but: Some(but), ..self }
+    }
+}
+
+/// What a person can do about a node's reason, the best first.
+pub fn advice(about: &About<'_>) -> Vec<Advice> {
+    let node = about.node;
+    match about.reason() {
+        Reason::UpToDate | Reason::Writing | Reason::Conflict | Reason::OtherDriver { .. } => vec![],
+        Reason::Moving { .. } | Reason::ApiError { .. } => vec![see_events(about)],
+        Reason::DriverNotReady { pod, .. } => vec![see_logs(pod), see_pod(pod), restart(about)],
+        Reason::DriverStopping { pod, .. } => vec![see_pod(pod)],
+        Reason::DriverStarting { pod, .. } => vec![see_logs(pod), see_pod(pod)],
+        Reason::RevisionPending { daemon_set } | Reason::NoDriverPod { daemon_set, .. } => {
+            vec![see_daemon_set(daemon_set), to("see the node", format!("kubectl describe node {node}"))]
+        }
+        Reason::NoSlot { limit, .. } => wait_less(about, limit),
+        Reason::Skipped { .. } => vec![to("undo it", pitcrew(about, "skip", " --undo"))],
+        Reason::NodeNotReady => {
+            let mut all = vec![to("see why", format!("kubectl describe node {node}"))];
+            all.extend(leave_out(about));
+            all
+        }
+        Reason::WaitingForJobs { pods, until } => {
+            let mut all: Vec<Advice> = pods.first().map(see_pod).into_iter().collect();
+            if until.is_none() {
+                let limit = json!({"waitForCompletion": {"timeoutSeconds": 3600}});
+                all.push(to("wait an hour", patch_policy(about, limit)));
+            }
+            all
+        }
+        Reason::PodsLeaving { pods, .. } | Reason::Checkpointing { pods, .. } => {
+            pods.first().map(see_pod).into_iter().collect()
+        }
+        Reason::PodStuck { pod, .. } => {
+            let node = to("see the node", format!("kubectl describe node {node}"));
+            vec![see_pod(pod), node]
+        }
+        Reason::TooManyFailed { .. } => vec![to("see which failed", "pitcrew status".to_owned())],
+        Reason::Aborted { rollout } => {
+            let patch = json!({"spec": {"abort": false}});
+            let command = format!("kubectl patch rollout {rollout} --type=merge -p '{patch}'");
+            vec![to("take it back", command)]
+        }
+        Reason::BudgetNever { budget, pod, pods: (expected, desired) } => {
+            let mut all = open_budget(about, budget, pod, (*expected, *desired));
+            all.extend(leave_out(about));
+            all
+        }
+        Reason::BudgetBlocks { budget, pod, healthy, .. } => open_budget(about, budget, pod, *healthy),
+        Reason::CannotBeEmptied { what } => {
+            let mut all = allow_eviction(about, what);
+            all.extend(leave_out(about));
+            all
+        }
+        Reason::Validating { what, .. } => see_validator(about, what),
+        Reason::Paused => resume(about),
+        Reason::Failed { cause } => after_failure(about, cause),
+        Reason::FailedWithoutRecord => vec![see_events(about), to("try again", pitcrew(about, "retry", ""))],
+        Reason::PoolFrozen { .. } => unfreeze(about),
+        Reason::TwoPolicies { .. } => culprits(about).iter().map(edit).collect(),
+        Reason::UnknownLabel { label, .. } => {
+            vec![to("remove it", format!("kubectl label node {node} {label}-"))]
+        }
+        Reason::LabelChanged { .. } => mend_label(about),
+        Reason::VisitUnreadable { .. } => {
+            let remove = to("forget the visit", format!("kubectl annotate node {node} {VISIT_ANNOTATION}-"));
+            vec![remove.but("the walk begins again; lifting the cordon is then up to you")]
+        }
+    }
+}
+
+fn see_pod(pod: &ObjectName) -> Advice {
+    to("see the pod", format!("kubectl -n {} describe pod {}", pod.namespace, pod.name))
+}
+
+fn see_logs(pod: &ObjectName) -> Advice {
+    let command = format!("kubectl -n {} logs {} --all-containers --tail=50", pod.namespace, pod.name);
+    to("see its log", command)
+}
+
+fn see_daemon_set(daemon_set: &ObjectName) -> Advice {
+    let command = format!("kubectl -n {} describe daemonset {}", daemon_set.namespace, daemon_set.name);
+    to("see why", command)
+}
+
+fn see_events(about: &About<'_>) -> Advice {
+    let command = format!("kubectl get events --field-selector involvedObject.name={}", about.node);
+    to("see its events", command)
+}
+
+/// A command of ours about this node.
+fn pitcrew(about: &About<'_>, command: &str, flags: &str) -> String {
+    let driver = if about.many_drivers { format!(" --driver {}", about.pool.driver) } else { String::new() };
+    format!("pitcrew {command} {}{driver}{flags}", about.node)
+}
+
+/// The documented wish for an upgrade of a node that is up to date: its driver pod is replaced safely.
+fn restart(about: &About<'_>) -> Advice {
+    let key = about.policy().map(|policy| policy.keys.requested.as_str()).unwrap_or_default();
+    to("restart it", format!("kubectl annotate node {} {key}=true", about.node))
+        .but("the node is cordoned and emptied first")
+}
+
+/// The skip label counts only before a visit begins.
+fn leave_out(about: &About<'_>) -> Option<Advice> {
+    let before_a_visit =
+        matches!(about.verdict.state, State::Unknown | State::UpgradeDone | State::UpgradeRequired);
+    before_a_visit.then(|| to("leave it out", pitcrew(about, "skip", "")))
+}
+
+fn wait_less(about: &About<'_>, limit: &Limit) -> Vec<Advice> {
+    let mut all = Vec::new();
+    match limit {
+        Limit::MaxParallelUpgrades(limit) => {
+            let more = json!({"maxParallelUpgrades": limit.saturating_add(1)});
+            all.push(to("allow one more", patch_policy(about, more)));
+        }
+        Limit::MaxUnavailable { limit, foreign, .. } => {
+            let cordoned =
+                |name: &&NodeName| about.snapshot.nodes.get(*name).is_some_and(|n| n.unschedulable);
+            if let Some(node) = foreign.as_ref().filter(cordoned) {
+                all.push(to("bring it back", format!("kubectl uncordon {node}")));
+            } else if let Some(node) = foreign {
+                all.push(to("see that node", format!("kubectl describe node {node}")));
+            }
+            let more = json!({"maxUnavailable": limit.saturating_add(1)});
+            all.push(to("allow one more", patch_policy(about, more)));
+        }
+    }
+    all.extend(leave_out(about));
+    all
+}
+
+/// The command that changes upgrade options where this pool's policy states them.
+fn patch_policy(about: &About<'_>, options: Value) -> String {
+    let source = &about.pool.source;
+    let (kind, patch) = (source.kind().0.to_lowercase(), source.options_patch(options));
+    format!("kubectl patch {kind} {} --type=merge -p '{patch}'", source.name())
+}
+
+fn open_budget(
+    about: &About<'_>,
+    budget: &ObjectName,
+    pod: &ObjectName,
+    (healthy, desired): (i32, i32),
+) -> Vec<Advice> {
+    let ObjectName { namespace, name } = budget;
+    let mut all = vec![to("see the budget", format!("kubectl -n {namespace} describe pdb {name}"))];
+    // While pods are missing, one more would be missing too.
+    if healthy >= desired
+        && let Some((kind, workload)) = about.pod(pod).and_then(workload)
+    {
+        let replicas = desired.saturating_add(1);
+        let command = format!("kubectl -n {namespace} scale {kind} {workload} --replicas={replicas}");
+        all.push(to("add a replica", command));
+    }
+    let relaxed = json!({"spec": {"minAvailable": null, "maxUnavailable": 1}});
+    let relax = format!("kubectl -n {namespace} patch pdb {name} --type=merge -p '{relaxed}'");
+    all.push(to("relax it", relax));
+    let delete = to("take it off", format!("kubectl -n {namespace} delete pod {}", pod.name));
+    all.push(delete.but("past the budget: what it protects is interrupted"));
+    all
+}
+
+/// The workload that makes a pod, as far as the labels that Kubernetes sets tell.
+fn workload(pod: &Pod) -> Option<(&'static str, &str)> {
+    let owner: &str = &pod.owner.as_ref()?.name;
+    if pod.labels.contains_key("statefulset.kubernetes.io/pod-name") {
+        return Some(("statefulset", owner));
+    }
+    let hash = pod.labels.get("pod-template-hash")?;
+    Some(("deployment", owner.strip_suffix(hash.as_str())?.strip_suffix('-')?))
+}
+
+/// What would let a pod be evicted that the policy keeps where it is.
+fn allow_eviction(about: &About<'_>, what: &str) -> Vec<Advice> {
+    let Some(pod) = named_pod(what) else { return vec![] };
+    let mut all = vec![see_pod(&pod)];
+    let option = |name: &str| {
+        let inner = Value::Object(Map::from_iter([(name.to_owned(), json!(true))]));
+        Value::Object(Map::from_iter([(removal_field(about).to_owned(), inner)]))
+    };
+    if what.contains("(set force)") {
+        let allow = to("allow it", patch_policy(about, option("force")));
+        all.push(allow.but("nobody makes such a pod again"));
+    } else if what.contains("(set deleteEmptyDir)") {
+        let allow = to("allow it", patch_policy(about, option("deleteEmptyDir")));
+        all.push(allow.but("the data in it is lost"));
+    }
+    let delete = to("take it off", format!("kubectl -n {} delete pod {}", pod.namespace, pod.name));
+    if !about.pod(&pod).is_some_and(Pod::is_daemon) {
+        all.push(delete);
+    }
+    all
+}
+
+/// The field of the policy that says how pods are taken off. It has two names; both at once are refused.
+fn removal_field(about: &About<'_>) -> &'static str {
+    let (long, short) = ("gpuPodDeletion", "podDeletion");
+    let sources = &about.snapshot.sources;
+    let has =
+        |options: Option<&Value>, field: &str| options.is_some_and(|options| options.get(field).is_some());
+    match &about.pool.source {
+        _ if about.verdict.state == State::DrainRequired => "drain",
+        Source::DriverPolicy(name) => {
+            let spec = sources.driver_policies.get(name);
+            if spec.is_some_and(|spec| spec.upgrade_policy.pod_deletion.is_some()) { short } else { long }
+        }
+        Source::ClusterPolicy(name) => {
+            let options =
+                sources.cluster_policies.get(name).and_then(|facts| facts.driver.get("upgradePolicy"));
+            if has(options, long) { long } else { short }
+        }
+        Source::NicClusterPolicy(_) => short,
+        Source::NvidiaDriver(name) => {
+            if has(sources.nvidia_drivers.get(name), long) {
+                long
+            } else {
+                short
+            }
+        }
+    }
+}
+
+fn see_validator(about: &About<'_>, what: &str) -> Vec<Advice> {
+    if let Some(pod) = named_pod(what) {
+        return vec![see_logs(&pod), see_pod(&pod)];
+    }
+    let command = format!("kubectl get pods -A -o wide --field-selector spec.nodeName={}", about.node);
+    vec![to("see its pods", command)]
+}
+
+fn resume(about: &About<'_>) -> Vec<Advice> {
+    let switch = about.switch();
+    // Whoever inherits a pause has to lift it where it was said.
+    let name = match about.pool.source.name() == switch.name {
+        true => switch.name,
+        false => format!("{}/{}", switch.kind.to_lowercase(), switch.name),
+    };
+    vec![to("resume it", format!("pitcrew resume {name}"))]
+}
+
+fn after_failure(about: &About<'_>, cause: &Cause) -> Vec<Advice> {
+    let mut all = match cause {
+        Cause::PodsCannotLeave { what } => allow_eviction(about, what),
+        Cause::PodsDidNotLeave { what, .. } => named_pod(what).iter().map(see_pod).collect(),
+        Cause::DriverNotReady { what, .. } | Cause::NotValidated { what, .. } => {
+            named_pod(what).iter().flat_map(|pod| [see_logs(pod), see_pod(pod)]).collect()
+        }
+    };
+    // A pod that is gone has neither log nor description.
+    if let Some(pod) = culprits(about).first().filter(|thing| thing.kind == "Pod")
+        && about.pod(&ObjectName::new(pod.namespace.as_deref().unwrap_or_default(), &pod.name)).is_none()
+    {
+        all = vec![see_events(about)];
+    }
+    all.push(to("try again", pitcrew(about, "retry", "")));
+    all
+}
+
+fn edit(thing: &Thing) -> Advice {
+    to("mend it", format!("kubectl edit {} {}", thing.kind.to_lowercase(), thing.name))
+}
+
+fn unfreeze(about: &About<'_>) -> Vec<Advice> {
+    culprits(about)
+        .iter()
+        .filter_map(|thing| {
+            let namespace = thing.namespace.as_deref().unwrap_or_default();
+            Some(match thing.kind {
+                "DaemonSet" => {
+                    let patch =
+                        json!({"spec": {"updateStrategy": {"type": "OnDelete", "rollingUpdate": null}}});
+                    let command = format!(
+                        "kubectl -n {namespace} patch daemonset {} --type=merge -p '{patch}'",
+                        thing.name
+                    );
+                    to("mend it", command)
+                }
+                "Deployment" => {
+                    let stop = format!("kubectl -n {namespace} scale deployment {} --replicas=0", thing.name);
+                    to("stop it", stop).but("the GPU Operator does nothing else either then")
+                }
+                "Lease" => {
+                    to("see who it is", format!("kubectl -n {namespace} get lease {} -o yaml", thing.name))
+                }
+                _ => edit(thing),
+            })
+        })
+        .collect()
+}
+
+fn mend_label(about: &About<'_>) -> Vec<Advice> {
+    let node = about.node;
+    let Some(policy) = about.policy() else { return vec![] };
+    let (key, again) = (&policy.keys.state, State::UpgradeRequired);
+    vec![
+        to("let it go on", format!("kubectl label node {node} {key}-")),
+        to("start again", format!("kubectl label node {node} {key}={again} --overwrite")),
+    ]
+}

@@ -1,0 +1,89 @@
+//! Who is responsible: the objects that keep a node where it is, the most important one first.
+
+use super::about::{About, Thing, named_pod};
+use super::{Limit, Reason};
+use crate::contract::{LEASE_NAME, State};
+use crate::names::ObjectName;
+use crate::visit::Cause;
+
+/// The objects that keep a node where it is. Only a node that is done has none.
+pub fn culprits(about: &About<'_>) -> Vec<Thing> {
+    match about.reason() {
+        Reason::UpToDate => vec![],
+        Reason::DriverNotReady { pod, .. }
+        | Reason::DriverStopping { pod, .. }
+        | Reason::DriverStarting { pod, .. } => vec![Thing::pod(pod)],
+        Reason::Moving { .. } | Reason::Writing | Reason::ApiError { .. } | Reason::Conflict => {
+            vec![controller(about)]
+        }
+        Reason::RevisionPending { daemon_set } | Reason::NoDriverPod { daemon_set, .. } => {
+            vec![Thing::namespaced("DaemonSet", daemon_set)]
+        }
+        Reason::NoSlot { limit, .. } => slot_holders(about, limit),
+        Reason::Skipped { .. }
+        | Reason::OtherDriver { .. }
+        | Reason::NodeNotReady
+        | Reason::FailedWithoutRecord
+        | Reason::UnknownLabel { .. }
+        | Reason::LabelChanged { .. }
+        | Reason::VisitUnreadable { .. } => vec![Thing::node(about.node)],
+        Reason::WaitingForJobs { pods, .. }
+        | Reason::Checkpointing { pods, .. }
+        | Reason::PodsLeaving { pods, .. } => pods.iter().map(Thing::pod).collect(),
+        Reason::PodStuck { pod, .. } => vec![Thing::pod(pod)],
+        Reason::TooManyFailed { .. } => about.in_the_way(|_, verdict| verdict.state == State::UpgradeFailed),
+        Reason::Aborted { rollout } => {
+            vec![Thing { kind: "Rollout", namespace: None, name: rollout.clone() }]
+        }
+        Reason::BudgetBlocks { budget, pod, .. } | Reason::BudgetNever { budget, pod, .. } => {
+            vec![Thing::namespaced("PodDisruptionBudget", budget), Thing::pod(pod)]
+        }
+        Reason::CannotBeEmptied { what } => {
+            vec![named_pod(what).map_or_else(|| Thing::node(about.node), |pod| Thing::pod(&pod))]
+        }
+        // Without a pod on the node it is the policy that asks for one.
+        Reason::Validating { what, .. } => {
+            vec![named_pod(what).map_or_else(|| Thing::from(&about.pool.source), |pod| Thing::pod(&pod))]
+        }
+        Reason::Paused => vec![about.switch()],
+        Reason::Failed { cause } => {
+            let (Cause::PodsCannotLeave { what }
+            | Cause::PodsDidNotLeave { what, .. }
+            | Cause::DriverNotReady { what, .. }
+            | Cause::NotValidated { what, .. }) = cause;
+            vec![named_pod(what).map_or_else(|| Thing::node(about.node), |pod| Thing::pod(&pod))]
+        }
+        Reason::PoolFrozen { why } => vec![freezer(about, why)],
+        Reason::TwoPolicies { pools } => pools.iter().filter_map(|pool| Thing::read(pool)).collect(),
+    }
+}
+
+/// The controller, known by its Lease.
+fn controller(about: &About<'_>) -> Thing {
+    Thing::namespaced("Lease", &ObjectName::new(&about.snapshot.namespace, LEASE_NAME))
+}
+
+/// The policy that sets the limit, then the nodes that use it up.
+fn slot_holders(about: &About<'_>, limit: &Limit) -> Vec<Thing> {
+    let is_out = |name: &_| about.snapshot.nodes.get(name).is_some_and(crate::snapshot::Node::is_out);
+    let nodes = match limit {
+        Limit::MaxParallelUpgrades(_) => about.in_the_way(|_, verdict| verdict.state.in_flight()),
+        Limit::MaxUnavailable { .. } => {
+            about.in_the_way(|name, verdict| verdict.state.in_flight() || is_out(name))
+        }
+    };
+    std::iter::once(Thing::from(&about.pool.source)).chain(nodes).collect()
+}
+
+/// What a whole pool stands still for.
+fn freezer(about: &About<'_>, why: &str) -> Thing {
+    let operator = about.snapshot.gpu_operator.live(about.snapshot.now);
+    let operator = operator.and_then(|who| Thing::read(who.split(' ').next()?));
+    let rolling = || {
+        let sets = about.snapshot.daemon_sets.values().filter(|ds| !ds.on_delete);
+        sets.map(|ds| &ds.name).find(|name| why.contains(&format!("daemonset/{name} ")))
+    };
+    operator
+        .or_else(|| rolling().map(|name| Thing::namespaced("DaemonSet", name)))
+        .unwrap_or_else(|| Thing::from(&about.pool.source))
+}
