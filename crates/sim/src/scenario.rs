@@ -491,11 +491,22 @@ impl Stage {
         timeout(PATIENCE, ready).await.unwrap_or_else(|_| Err(late()))
     }
 
-    /// Merges into a rollout.
+    /// Merges into a rollout, once it is there.
     pub async fn patch_rollout(&self, name: &str, patch: Value) -> Outcome {
         let api = Api::<Rollout>::all(self.cluster.admin.clone());
-        api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
-        Ok(())
+        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+        let patched = async {
+            loop {
+                match api.patch(name, &params, &patch).await {
+                    Err(kube::Error::Api(status)) if status.code == 404 => {
+                        tokio::time::sleep(Duration::from_millis(200)).await;
+                    }
+                    answer => return answer.map(drop).map_err(Broken::from),
+                }
+            }
+        };
+        let late = || Broken(format!("waited in vain for rollout {name}"));
+        timeout(PATIENCE, patched).await.unwrap_or_else(|_| Err(late()))
     }
 
     /// Waits until pods are there and all Ready.

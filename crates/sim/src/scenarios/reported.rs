@@ -96,9 +96,7 @@ pub(super) fn all() -> Vec<Scenario> {
             })),
             ..embedded(&[], "blocked-node-is-given-back", blocked_budget(), |s| given_back(s).boxed())
         },
-        scenario("abort-restores-schedulability", one_replica(json!({"maxUnavailable": 0})), |s| {
-            aborted(s).boxed()
-        }),
+        scenario("abort-restores-schedulability", endless_job(), |s| aborted(s).boxed()),
     ]
 }
 
@@ -134,6 +132,14 @@ fn blocked_budget() -> Fleet {
     let work = Workload::new(TEAM, "serve", 2, 8).with_budget(json!({"minAvailable": 2}));
     let policy = json!({"autoUpgrade": true, "maxUnavailable": 1, "podDeletion": {"timeoutSeconds": 0}});
     Fleet::new(3).with_workloads(vec![work]).with_grace_seconds(1).with_upgrade_policy(policy)
+}
+
+/// A node with a job that is waited for as long as it takes.
+fn endless_job() -> Fleet {
+    let work = Workload::new(TEAM, "job", 1, 1);
+    let wait = json!({"podSelector": "app=job", "timeoutSeconds": 0});
+    let policy = json!({"autoUpgrade": true, "maxUnavailable": 1, "waitForCompletion": wait});
+    Fleet::new(1).with_workloads(vec![work]).with_grace_seconds(1).with_upgrade_policy(policy)
 }
 
 /// A node with a job that is waited for.
@@ -475,15 +481,14 @@ async fn given_back(stage: &mut Stage) -> Outcome {
 }
 
 async fn aborted(stage: &mut Stage) -> Outcome {
-    // The budget was loosened after the node was taken, and tightened again.
-    stage.patch::<PodDisruptionBudget>(TEAM, "notebook", json!({"spec": {"maxUnavailable": 1}})).await?;
-    stage.behaviour().change(|behaviour| behaviour.timing.workload_start = Duration::from_secs(4));
     stage.set_version(NEW).await?;
-    stage.until("a node is on its way", |scene| !scene.visited.is_empty()).await?;
+    stage.until("it waits for the job", |s| s.state("gpu-01") == State::WaitForJobsRequired).await?;
     stage.patch_rollout("cluster-policy-1", json!({"spec": {"abort": true}})).await?;
     stage.until("nobody is out any more", |scene| scene.visited.is_empty()).await?;
+    stage.until_reason("gpu-01", "was aborted").await?;
     stage.stands_still_for(Duration::from_secs(3)).await?;
     in_service(stage)?;
+    stage.set_upgrade_policy(json!({"waitForCompletion": {"podSelector": ""}})).await?;
     stage.patch_rollout("cluster-policy-1", json!({"spec": {"abort": false}})).await?;
     stage.until_done().await?;
     in_service(stage)
