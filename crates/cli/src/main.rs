@@ -2,16 +2,29 @@
 //!
 //! Exit codes: 0 done, 1 failed, 2 wrong usage, 130 left by the user. Failures are one sentence on stderr.
 
+mod connect;
 mod controller;
 mod crd;
 mod demo;
+mod explain;
+mod reading;
+mod status;
+mod steer;
 mod stopwatch;
+mod style;
 mod terminal;
+mod text;
+mod times;
 mod words;
 
+#[cfg(test)]
+mod tests;
+
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -30,12 +43,28 @@ enum Command {
     Controller(controller::Args),
     /// Watch an upgrade of a simulated fleet: no cluster, no configuration
     Demo(demo::Args),
+    /// Say how far each pool is, what limits it and which nodes are in trouble
+    Status(status::Args),
+    /// Say why a node is where it is, who is responsible, what is next and what you can do
+    Explain(explain::Args),
+    /// Stop everything where it is; nodes under way keep their place
+    Pause(steer::SwitchArgs),
+    /// Go on after a pause
+    Resume(steer::SwitchArgs),
+    /// Leave nodes out of driver upgrades, or with --undo let them take part again
+    Skip(steer::SkipArgs),
+    /// Start failed nodes again
+    Retry(steer::RetryArgs),
+    /// End a rollout: nodes with their old driver are given back, the others finish
+    Abort(steer::AbortArgs),
     /// Print pitcrew's custom resource definitions, for kubectl apply -f -
     Crd(crd::Args),
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let called = std::env::args_os().next().unwrap_or_default();
+    let parsed = command(&called).try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => return words::usage(&error),
     };
@@ -44,7 +73,21 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Controller(args) => controller::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Status(args) => status::run(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Pause(args) => steer::pause(&args),
+        Command::Resume(args) => steer::resume(&args),
+        Command::Skip(args) => steer::skip(&args),
+        Command::Retry(args) => steer::retry(&args),
+        Command::Abort(args) => steer::abort(&args),
         Command::Crd(args) => crd::run(&args),
     };
     result.unwrap_or_else(|error| words::failure(&error))
+}
+
+/// The command line under the name by which it was called: `kubectl pitcrew` runs a program `kubectl-pitcrew`.
+fn command(called: &OsStr) -> clap::Command {
+    let plugin = Path::new(called).file_stem() == Some(OsStr::new("kubectl-pitcrew"));
+    let command = Cli::command();
+    if plugin { command.name("kubectl-pitcrew").bin_name("kubectl pitcrew") } else { command }
 }

@@ -98,6 +98,12 @@ fn wrong_usage_is_one_sentence_and_2() {
         (vec!["demo", "--speed", "2", "--instant"], "cannot be used with"),
         (vec!["demo", "--frobnicate"], "unexpected argument '--frobnicate' found"),
         (vec!["frobnicate"], "unrecognized subcommand 'frobnicate'"),
+        (vec!["status", "--watch", "--wait"], "cannot be used with"),
+        (vec!["status", "--wait", "--timeout", "0s"], "must be a time above 0 such as 90s, 30m or 2h"),
+        (vec!["status", "--timeout", "2h"], "required arguments were not provided"),
+        (vec!["explain"], "required arguments were not provided"),
+        (vec!["skip"], "required arguments were not provided"),
+        (vec!["skip", "gpu-01", "--ignore-pdb"], "unexpected argument '--ignore-pdb' found"),
         (vec!["controller", "--listen", "here"], "invalid value 'here' for '--listen <ADDR>'"),
     ];
     for (args, expected) in cases {
@@ -140,6 +146,32 @@ fn a_controller_without_a_cluster_says_so_in_one_sentence() {
         assert_eq!(output.status.code(), Some(1), "{all:?}");
         let sentence = sentence(&output);
         assert!(sentence.contains(expected), "{all:?}: {sentence}");
+    }
+}
+
+#[test]
+fn every_command_that_needs_a_cluster_says_in_one_sentence_that_there_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("nobody");
+    std::fs::write(&path, kubeconfig("http://127.0.0.1:1")).unwrap();
+    let commands: [&[&str]; 9] = [
+        &["status"],
+        &["status", "--wait"],
+        &["status", "--watch"],
+        &["explain", "gpu-01"],
+        &["pause"],
+        &["resume"],
+        &["skip", "gpu-01"],
+        &["retry", "gpu-01"],
+        &["abort"],
+    ];
+    for command in commands {
+        let unreachable = pitcrew(&[command, &["--kubeconfig", path.to_str().unwrap()]].concat());
+        assert_eq!(unreachable.status.code(), Some(1), "{command:?}");
+        assert!(sentence(&unreachable).starts_with("cannot reach the cluster: "), "{unreachable:?}");
+        let unknown = pitcrew(command);
+        assert_eq!(unknown.status.code(), Some(1), "{command:?}");
+        assert!(sentence(&unknown).starts_with("cannot find a usable kubeconfig"), "{unknown:?}");
     }
 }
 

@@ -5,6 +5,7 @@
 //!    stage.rs        a plane with a fleet of three nodes, and the shell in which the commands run
 //!    controller.rs   `pitcrew controller` as a process: its log, its metrics, its end
 //!    upgrades.rs     upgrade, monitor, pause, skip, retry, as documented
+//!    steering.rs     the same by pitcrew's own commands: status, explain, pause, resume, skip, retry, abort
 //!    mistakes.rs     what people get wrong, and the sentence that they get
 //!    neighbours.rs   a live GPU Operator, missing definitions, missing permissions
 //! ```
@@ -19,6 +20,8 @@ mod mistakes;
 mod neighbours;
 #[path = "documented_commands/stage.rs"]
 mod stage;
+#[path = "documented_commands/steering.rs"]
+mod steering;
 #[path = "documented_commands/upgrades.rs"]
 mod upgrades;
 
@@ -27,11 +30,16 @@ use pitcrew_sim::plane::Binaries;
 
 use stage::Story;
 
-const STORIES: [(&str, Story); 13] = [
+const STORIES: [(&str, Story); 18] = [
     ("the documented commands upgrade a fleet and show how", upgrades::upgrade),
     ("a pause keeps everything and a resume goes on", upgrades::pause_and_resume),
     ("a skipped node is left out until its label goes", upgrades::skip),
     ("a failed node is retried by its label", upgrades::retry),
+    ("pitcrew pauses, resumes and waits, and says what it did", steering::pause_and_wait),
+    ("pitcrew explains a blocked node, and its advice works", steering::blocked),
+    ("pitcrew leaves a node out and lets it take part again", steering::skip),
+    ("pitcrew retries a failed node, and no other", steering::retry),
+    ("pitcrew's commands answer bad input with one sentence", steering::bad_input),
     ("bad DriverPolicies are refused with a sentence", mistakes::bad_driver_policies),
     ("a bad ClusterPolicy freezes the pool until it is mended", mistakes::bad_cluster_policy),
     ("two policies for one driver do nothing and both say so", mistakes::two_policies),

@@ -314,3 +314,28 @@ impl Watch {
         before != (self.leader.leads(now), self.leader.holder.clone())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn lease(holder: &str, renewed: &str) -> Lease {
+        let spec = json!({"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": renewed});
+        serde_json::from_value(json!({"spec": spec})).unwrap()
+    }
+
+    #[test]
+    fn a_leader_leads_for_a_minute_after_its_last_renewal_and_not_after_giving_up() {
+        let mut leader = Leader::none("gpu-operator");
+        let at = |text: &str| -> Timestamp { text.parse().unwrap() };
+        assert!(!leader.leads(at("2026-01-01T00:00:00Z")));
+        leader.see(&lease("pitcrew-0", "2026-01-01T00:00:00.000000Z"));
+        assert!(leader.leads(at("2026-01-01T00:00:59Z")));
+        assert!(!leader.leads(at("2026-01-01T00:01:00Z")));
+        leader.see(&lease("", "2026-01-01T00:00:02.000000Z"));
+        assert!(!leader.leads(at("2026-01-01T00:00:03Z")));
+        assert_eq!(leader.renewed, Some(at("2026-01-01T00:00:02Z")));
+    }
+}

@@ -4,7 +4,7 @@
 //!  run.rs      the cluster, the controller and the pace, on a thread of their own
 //!    record.rs   what passed so far, from each pass of the controller      witness.rs  what the API itself saw
 //!    view.rs     what is shown of one moment: data, no drawing
-//!  live.rs     the terminal: keys, frames        screen.rs   one frame (text.rs: cutting, clocks, ranges)
+//!  live.rs     the terminal: keys, frames        screen.rs   one frame
 //!  plain.rs    lines, for pipes                  summary.rs  the figures at the end, as text and as JSON
 //! ```
 //!
@@ -16,7 +16,6 @@ mod record;
 mod run;
 mod screen;
 mod summary;
-mod text;
 mod view;
 mod witness;
 

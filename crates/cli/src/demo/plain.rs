@@ -7,7 +7,7 @@ use pitcrew_core::contract::State;
 
 use super::record::Transition;
 use super::run::{Ending, FROM, Show, Story, TO, Update, broke_off};
-use super::text::{clock, grouped};
+use crate::text::{clock, grouped};
 
 /// Beyond this, a line per transition is more than anybody reads.
 const NODES_EACH_MAX: usize = 50;

@@ -12,7 +12,7 @@ use pitcrew_core::reason::Kind;
 use pitcrew_core::snapshot::Snapshot;
 use pitcrew_core::version::DriverVersion;
 
-use super::text::{clock, count};
+use crate::text::{clock, count};
 
 /// More than any terminal shows.
 const RECENT_MAX: usize = 64;

@@ -21,8 +21,8 @@ use ratatui::widgets::Paragraph;
 
 use super::record::{Place, Tally};
 use super::run::{FROM, TO};
-use super::text::{clock, cut, fit, grouped, long_clock, ranges};
 use super::view::{Row, View};
+use crate::text::{clock, cut, fit, grouped, long_clock, ranges};
 
 /// From here on there is room for more columns.
 const WIDE: usize = 110;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::text::{clock, count, grouped};
+use crate::text::{clock, count, grouped};
 
 /// Nodes in trouble are named up to here; the rest is counted.
 const TROUBLES_MAX: usize = 5;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use libtest_mimic::Failed;
 use pitcrew_sim::plane::User;
@@ -42,13 +42,7 @@ pub(crate) fn no_definitions(stage: &mut Stage) -> Outcome {
 
 /// A service account that may do nothing learns all that it needs at once.
 pub(crate) fn no_permissions(stage: &mut Stage) -> Outcome {
-    stage.sh("kubectl create serviceaccount nobody")?;
-    let token = stage.sh("kubectl create token nobody")?;
-    let kubeconfig = stage.plane().data_dir().join("kubeconfig-nobody");
-    let mut config: Value = serde_json::from_slice(&fs::read(stage.plane().kubeconfig())?)?;
-    config["users"][0]["user"] = json!({"token": token.trim()});
-    fs::write(&kubeconfig, config.to_string())?;
-
+    let kubeconfig = service_account(stage, "nobody")?;
     let said = refused(stage, &kubeconfig, free_port()?)?;
     for part in
         ["missing permissions: nodes get, list, watch, patch", "pods/eviction create", "rollouts.pitcrew.dev"]
@@ -56,6 +50,17 @@ pub(crate) fn no_permissions(stage: &mut Stage) -> Outcome {
         must(said.contains(part), || format!("the controller did not say \"{part}\": {said}"))?;
     }
     stage.sh("kubectl delete serviceaccount nobody").map(drop)
+}
+
+/// A kubeconfig for a service account that is made for it.
+pub(crate) fn service_account(stage: &Stage, name: &str) -> Result<PathBuf, Failed> {
+    stage.sh(&format!("kubectl create serviceaccount {name}"))?;
+    let token = stage.sh(&format!("kubectl create token {name}"))?;
+    let kubeconfig = stage.plane().data_dir().join(format!("kubeconfig-{name}"));
+    let mut config: Value = serde_json::from_slice(&fs::read(stage.plane().kubeconfig())?)?;
+    config["users"][0]["user"] = json!({"token": token.trim()});
+    fs::write(&kubeconfig, config.to_string())?;
+    Ok(kubeconfig)
 }
 
 /// Somebody else listens there.

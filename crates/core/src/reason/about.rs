@@ -2,11 +2,13 @@
 
 use std::fmt;
 
+use kube::core::SelectorExt as _;
+
 use crate::names::{NodeName, ObjectName};
 use crate::plan::{PoolPlan, Verdict};
 use crate::policy::{Policy, Pool, Source};
 use crate::reason::Reason;
-use crate::snapshot::{Pod, Snapshot};
+use crate::snapshot::{Budget, Pod, Snapshot};
 
 /// One node in one pool, with the plan that its reason comes from.
 #[derive(Clone, Copy)]
@@ -101,6 +103,16 @@ impl<'a> About<'a> {
     /// A pod on the node.
     pub(super) fn pod(&self, name: &ObjectName) -> Option<&'a Pod> {
         self.snapshot.pods.get(self.node)?.get(name)
+    }
+
+    /// The budget that keeps a pod on the node now.
+    pub(super) fn closed_budget(&self, pod: &ObjectName) -> Option<(&'a ObjectName, &'a Budget)> {
+        let labels = &self.pod(pod)?.labels;
+        let selects =
+            |budget: &Budget| budget.selector.as_ref().is_some_and(|selector| selector.matches(labels));
+        let mut budgets = self.snapshot.budgets.iter();
+        budgets
+            .find(|(name, budget)| name.namespace == pod.namespace && budget.allowed <= 0 && selects(budget))
     }
 
     /// The nodes of the pool that keep a slot or a place outside from the others.

@@ -264,27 +264,32 @@ fn see_validator(about: &About<'_>, what: &str) -> Vec<Advice> {
 fn resume(about: &About<'_>) -> Vec<Advice> {
     let switch = about.switch();
     // Whoever inherits a pause has to lift it where it was said.
-    let name = match about.pool.source.name() == switch.name {
-        true => switch.name,
-        false => format!("{}/{}", switch.kind.to_lowercase(), switch.name),
+    let name = if switch == Thing::from(&about.pool.source) {
+        switch.name
+    } else {
+        format!("{}/{}", switch.kind.to_lowercase(), switch.name)
     };
     vec![to("resume it", format!("pitcrew resume {name}"))]
 }
 
 fn after_failure(about: &About<'_>, cause: &Cause) -> Vec<Advice> {
-    let mut all = match cause {
-        Cause::PodsCannotLeave { what } => allow_eviction(about, what),
-        Cause::PodsDidNotLeave { what, .. } => named_pod(what).iter().map(see_pod).collect(),
-        Cause::DriverNotReady { what, .. } | Cause::NotValidated { what, .. } => {
-            named_pod(what).iter().flat_map(|pod| [see_logs(pod), see_pod(pod)]).collect()
+    let (Cause::PodsCannotLeave { what }
+    | Cause::PodsDidNotLeave { what, .. }
+    | Cause::DriverNotReady { what, .. }
+    | Cause::NotValidated { what, .. }) = cause;
+    // A pod that is gone has neither log nor description.
+    let pod = named_pod(what).filter(|pod| about.pod(pod).is_some());
+    let mut all = match (cause, &pod) {
+        (_, None) => vec![see_events(about)],
+        (Cause::PodsCannotLeave { what }, _) => allow_eviction(about, what),
+        (Cause::PodsDidNotLeave { .. }, Some(pod)) => match about.closed_budget(pod) {
+            Some((name, budget)) => open_budget(about, name, pod, (budget.healthy, budget.desired)),
+            None => vec![see_pod(pod)],
+        },
+        (Cause::DriverNotReady { .. } | Cause::NotValidated { .. }, Some(pod)) => {
+            vec![see_logs(pod), see_pod(pod)]
         }
     };
-    // A pod that is gone has neither log nor description.
-    if let Some(pod) = culprits(about).first().filter(|thing| thing.kind == "Pod")
-        && about.pod(&ObjectName::new(pod.namespace.as_deref().unwrap_or_default(), &pod.name)).is_none()
-    {
-        all = vec![see_events(about)];
-    }
     all.push(to("try again", pitcrew(about, "retry", "")));
     all
 }
@@ -294,31 +299,24 @@ fn edit(thing: &Thing) -> Advice {
 }
 
 fn unfreeze(about: &About<'_>) -> Vec<Advice> {
-    culprits(about)
-        .iter()
-        .filter_map(|thing| {
-            let namespace = thing.namespace.as_deref().unwrap_or_default();
-            Some(match thing.kind {
-                "DaemonSet" => {
-                    let patch =
-                        json!({"spec": {"updateStrategy": {"type": "OnDelete", "rollingUpdate": null}}});
-                    let command = format!(
-                        "kubectl -n {namespace} patch daemonset {} --type=merge -p '{patch}'",
-                        thing.name
-                    );
-                    to("mend it", command)
-                }
-                "Deployment" => {
-                    let stop = format!("kubectl -n {namespace} scale deployment {} --replicas=0", thing.name);
-                    to("stop it", stop).but("the GPU Operator does nothing else either then")
-                }
-                "Lease" => {
-                    to("see who it is", format!("kubectl -n {namespace} get lease {} -o yaml", thing.name))
-                }
-                _ => edit(thing),
-            })
-        })
-        .collect()
+    let mend = |thing: &Thing| {
+        let (namespace, name) = (thing.namespace.as_deref().unwrap_or_default(), &thing.name);
+        match thing.kind {
+            "DaemonSet" => {
+                let patch = json!({"spec": {"updateStrategy": {"type": "OnDelete", "rollingUpdate": null}}});
+                let command =
+                    format!("kubectl -n {namespace} patch daemonset {name} --type=merge -p '{patch}'");
+                to("mend it", command)
+            }
+            "Deployment" => {
+                let stop = format!("kubectl -n {namespace} scale deployment {name} --replicas=0");
+                to("stop it", stop).but("the GPU Operator does nothing else either then")
+            }
+            "Lease" => to("see who it is", format!("kubectl -n {namespace} get lease {name} -o yaml")),
+            _ => edit(thing),
+        }
+    };
+    culprits(about).iter().map(mend).collect()
 }
 
 fn mend_label(about: &About<'_>) -> Vec<Advice> {

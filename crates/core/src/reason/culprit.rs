@@ -11,6 +11,7 @@ pub fn culprits(about: &About<'_>) -> Vec<Thing> {
     match about.reason() {
         Reason::UpToDate => vec![],
         Reason::DriverNotReady { pod, .. }
+        | Reason::PodStuck { pod, .. }
         | Reason::DriverStopping { pod, .. }
         | Reason::DriverStarting { pod, .. } => vec![Thing::pod(pod)],
         Reason::Moving { .. } | Reason::Writing | Reason::ApiError { .. } | Reason::Conflict => {
@@ -30,7 +31,6 @@ pub fn culprits(about: &About<'_>) -> Vec<Thing> {
         Reason::WaitingForJobs { pods, .. }
         | Reason::Checkpointing { pods, .. }
         | Reason::PodsLeaving { pods, .. } => pods.iter().map(Thing::pod).collect(),
-        Reason::PodStuck { pod, .. } => vec![Thing::pod(pod)],
         Reason::TooManyFailed { .. } => about.in_the_way(|_, verdict| verdict.state == State::UpgradeFailed),
         Reason::Aborted { rollout } => {
             vec![Thing { kind: "Rollout", namespace: None, name: rollout.clone() }]
@@ -46,16 +46,23 @@ pub fn culprits(about: &About<'_>) -> Vec<Thing> {
             vec![named_pod(what).map_or_else(|| Thing::from(&about.pool.source), |pod| Thing::pod(&pod))]
         }
         Reason::Paused => vec![about.switch()],
-        Reason::Failed { cause } => {
-            let (Cause::PodsCannotLeave { what }
-            | Cause::PodsDidNotLeave { what, .. }
-            | Cause::DriverNotReady { what, .. }
-            | Cause::NotValidated { what, .. }) = cause;
-            vec![named_pod(what).map_or_else(|| Thing::node(about.node), |pod| Thing::pod(&pod))]
-        }
+        Reason::Failed { cause } => of_failure(about, cause),
         Reason::PoolFrozen { why } => vec![freezer(about, why)],
         Reason::TwoPolicies { pools } => pools.iter().filter_map(|pool| Thing::read(pool)).collect(),
     }
+}
+
+/// The pod that a failure is about, after the budget that still keeps it, if one does.
+fn of_failure(about: &About<'_>, cause: &Cause) -> Vec<Thing> {
+    let (Cause::PodsCannotLeave { what }
+    | Cause::PodsDidNotLeave { what, .. }
+    | Cause::DriverNotReady { what, .. }
+    | Cause::NotValidated { what, .. }) = cause;
+    let Some(pod) = named_pod(what) else { return vec![Thing::node(about.node)] };
+    let held = matches!(cause, Cause::PodsDidNotLeave { .. });
+    let budget = about.closed_budget(&pod).filter(|_| held);
+    let budget = budget.map(|(name, _)| Thing::namespaced("PodDisruptionBudget", name));
+    budget.into_iter().chain([Thing::pod(&pod)]).collect()
 }
 
 /// The controller, known by its Lease.

@@ -11,6 +11,7 @@ use crate::names::NodeName;
 use crate::policy;
 use crate::reason::{About, Motion, Reason, advice, culprits, next};
 use crate::snapshot::{Object, SetbackKind};
+use crate::visit::{Cause, Failure};
 
 /// A fleet of one node `n`, and what is special about it.
 type Case = (&'static str, Fleet);
@@ -154,9 +155,18 @@ fn during_a_visit() -> Vec<Case> {
             but(only(validate()), |f| f.remove_pods("n", |p| p.name.name.contains("validator"))),
         ),
         ("failed", but(only(node("n").at(State::UpgradeFailed)), not_ready)),
+        ("failed, a budget still blocks", failed_by_budget()),
         ("somebody set the label", only(restart().label(&keys("gpu").state, "upgrade-done"))),
         ("unreadable record", but(only(restart()), |f| f.set_record("n", "yes"))),
     ]
+}
+
+fn failed_by_budget() -> Fleet {
+    let failed = node("n").at(State::UpgradeFailed).pod(pod("chat").label("app", "chat")).walk(|walk| {
+        let cause = Cause::PodsDidNotLeave { what: "pod work/chat".into(), seconds: 300 };
+        walk.failure = Some(Failure { cause, pod: None });
+    });
+    but(Fleet::new().with(failed).budget("chat", 0), not_ready)
 }
 
 fn two_drivers() -> Case {

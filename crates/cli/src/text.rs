@@ -6,26 +6,26 @@ use std::fmt::{Display, Write as _};
 const NAME_MIN: usize = 16;
 
 /// `0:21`, `11:38`, `1:02:07`.
-pub(super) fn clock(seconds: i64) -> String {
+pub(crate) fn clock(seconds: i64) -> String {
     let seconds = seconds.max(0);
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
 }
 
 /// `00:11:40`: always as wide, for a place where it ticks.
-pub(super) fn long_clock(seconds: i64) -> String {
+pub(crate) fn long_clock(seconds: i64) -> String {
     let seconds = seconds.max(0);
     format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
 /// `1 pod`, `2 pods`.
-pub(super) fn count(number: impl Into<u64>, noun: &str) -> String {
+pub(crate) fn count(number: impl Into<u64>, noun: &str) -> String {
     let number = number.into();
     format!("{} {noun}{}", grouped(number), if number == 1 { "" } else { "s" })
 }
 
 /// `13,042`: long numbers are read in threes.
-pub(super) fn grouped(number: impl Display) -> String {
+pub(crate) fn grouped(number: impl Display) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (place, digit) in digits.chars().enumerate() {
@@ -38,7 +38,7 @@ pub(super) fn grouped(number: impl Display) -> String {
 }
 
 /// At most `width` characters; what does not fit is cut with an ellipsis.
-pub(super) fn cut(text: &str, width: usize) -> String {
+pub(crate) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }
@@ -51,7 +51,7 @@ pub(super) fn cut(text: &str, width: usize) -> String {
 }
 
 /// A sentence in `width` characters. Long names of objects go first, as they say least; then it is cut.
-pub(super) fn fit(sentence: &str, width: usize) -> String {
+pub(crate) fn fit(sentence: &str, width: usize) -> String {
     let fits = |text: &str| text.chars().count() <= width;
     if fits(sentence) {
         return sentence.to_owned();
@@ -107,7 +107,7 @@ fn split_mark(word: &str) -> (&str, &str) {
 }
 
 /// Names as ranges over their order in the fleet: `gpu-01 … gpu-13, gpu-17`. `picked` are places in `names`.
-pub(super) fn ranges<N: Display>(names: &[N], picked: &[usize], width: usize) -> String {
+pub(crate) fn ranges<N: Display>(names: &[N], picked: &[usize], width: usize) -> String {
     let mut picked = picked.to_vec();
     picked.sort_unstable();
     let mut text = String::new();

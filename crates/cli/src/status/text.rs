@@ -1,0 +1,276 @@
+//! How things stand, in words: what is wrong first, and a fleet that is well in one line.
+
+use std::fmt::Write as _;
+
+use pitcrew_core::contract::State;
+use pitcrew_core::reason::Kind;
+
+use super::report::{ControllerReport, Foreign, Limits, NodeReport, Phase, PoolReport, Report};
+use crate::reading::NO_POLICY;
+use crate::style::Style;
+use crate::text::{count, grouped, ranges};
+use crate::times::Times;
+
+/// Rows of one kind that are shown; `-o json` has them all.
+const ROWS_MAX: usize = 12;
+/// A list of names is cut at this length.
+const NAMES_WIDTH: usize = 60;
+/// Rows stand under their heading.
+const INDENT: usize = 2;
+
+/// What text is made with.
+pub(crate) struct Pen {
+    pub(crate) style: Style,
+    pub(crate) times: Times,
+}
+
+/// The whole report.
+pub(crate) fn text(report: &Report, pen: &Pen) -> String {
+    let mut text = controller(&report.controller, report.done, pen);
+    for (place, pool) in report.pools.iter().enumerate() {
+        // One line each needs no space between.
+        if place > 0 && !(is_quiet(pool) && is_quiet(&report.pools[place - 1])) {
+            text.push('\n');
+        }
+        text += &self::pool(pool, report.controller.running, pen);
+    }
+    if report.pools.is_empty() {
+        let mut sentence = NO_POLICY.to_owned();
+        sentence.replace_range(..1, "N");
+        text += &pen.style.fold("", &format!("{sentence}."), 0);
+    }
+    text
+}
+
+/// Without a controller nothing moves, and no reason below would say so.
+fn controller(controller: &ControllerReport, done: bool, pen: &Pen) -> String {
+    if controller.running {
+        return String::new();
+    }
+    let kind = if done { Kind::Waiting } else { Kind::Blocked };
+    let lead = format!("{} ", pen.style.glyph(kind));
+    let sentence =
+        format!("No controller is running, so nothing moves: {}.", absence(controller, &pen.times));
+    pen.style.fold(&lead, &format!("{sentence} Start one with: pitcrew controller"), INDENT) + "\n"
+}
+
+/// What the Lease says of a controller that does not lead.
+pub(crate) fn absence(controller: &ControllerReport, times: &Times) -> String {
+    let lease = &controller.lease;
+    match (&controller.holder, controller.last_renewed) {
+        (Some(holder), Some(at)) => format!("Lease {lease} was last renewed {} by {holder}", times.both(at)),
+        (None, Some(at)) => format!("Lease {lease} was given back, last renewed {}", times.both(at)),
+        _ => format!("there is no Lease {lease}"),
+    }
+}
+
+fn is_quiet(pool: &PoolReport) -> bool {
+    pool.phase == Phase::Done && pool.foreign.is_empty()
+}
+
+fn pool(pool: &PoolReport, running: bool, pen: &Pen) -> String {
+    let mut text = heading(pool, running, pen);
+    if let Some(message) = &pool.message {
+        text += &pen.style.fold(&format!("  {} ", pen.style.glyph(Kind::Blocked)), message, INDENT + 2);
+    }
+    if is_quiet(pool) {
+        return text;
+    }
+    text += &pen.style.fold("  ", &pen.style.dim(&origin(pool, &pen.times)), INDENT);
+    if pool.phase != Phase::Frozen && pool.counts.total > 0 {
+        text += &pen.style.fold("  ", &limits(&pool.limits), INDENT);
+    }
+    if pool.phase == Phase::Paused {
+        let resume = format!("autoUpgrade is false; go on with: pitcrew resume {}", pool.name);
+        text += &pen.style.fold(&format!("  {} ", pen.style.glyph(Kind::Paused)), &resume, INDENT + 2);
+    }
+    text += &foreign(&pool.foreign, pen);
+    text + &rows(pool, pen)
+}
+
+fn heading(pool: &PoolReport, running: bool, pen: &Pen) -> String {
+    let (kind, words) = match pool.phase {
+        Phase::Done if pool.counts.total == 0 => {
+            (Kind::Done, "no node runs this driver, nothing to do".to_owned())
+        }
+        Phase::Done => (Kind::Done, format!("{} done, nothing to do", nodes(pool.counts.total))),
+        Phase::Frozen => (Kind::Blocked, "frozen".to_owned()),
+        Phase::Paused => (Kind::Paused, format!("paused, {}", tally(pool))),
+        Phase::Failed => (Kind::Failed, tally(pool)),
+        Phase::Running => (if running { Kind::Moving } else { Kind::Blocked }, tally(pool)),
+    };
+    let driver = pen.style.bold(&pool.driver);
+    let origin = if is_quiet(pool) { pen.style.dim(&format!("  ({})", pool.policy)) } else { String::new() };
+    let words = pen.style.paint(kind, &words);
+    let versions = versions(pool);
+    let gap = if versions.is_empty() { "" } else { "  " };
+    let lead = format!("{driver}  {versions}{gap}{} ", pen.style.glyph(kind));
+    pen.style.fold(&lead, &format!("{words}{origin}"), INDENT)
+}
+
+fn nodes(number: usize) -> String {
+    count(u64::try_from(number).unwrap_or(u64::MAX), "node")
+}
+
+/// `560.35.03 → 565.57.01`, as far as it is known.
+pub(crate) fn versions(pool: &PoolReport) -> String {
+    let to = pool.versions.to.as_deref().unwrap_or_default();
+    match &pool.versions.from[..] {
+        [] if pool.versions.new_configuration => format!("{to} (new configuration)"),
+        [] => to.to_owned(),
+        from => format!("{} → {}", from.join(", "), if to.is_empty() { "?" } else { to }),
+    }
+}
+
+/// `13 of 24 nodes done, 3 moving, 8 waiting`.
+pub(crate) fn tally(pool: &PoolReport) -> String {
+    let counts = &pool.counts;
+    let mut text = format!("{} of {} done", grouped(counts.done), nodes(counts.total));
+    let rest = [
+        (counts.failed, "failed"),
+        (counts.blocked, "blocked"),
+        (counts.moving, "moving"),
+        (counts.waiting, "waiting"),
+        (counts.paused, if pool.phase == Phase::Paused { "standing still" } else { "left out" }),
+    ];
+    for (number, what) in rest.into_iter().filter(|(number, _)| *number > 0) {
+        let _ = write!(text, ", {} {what}", grouped(number));
+    }
+    text
+}
+
+fn origin(pool: &PoolReport, times: &Times) -> String {
+    let Some(rollout) = &pool.rollout else { return pool.policy.clone() };
+    let aborted = if rollout.aborted { ", aborted" } else { "" };
+    let since = rollout.started_at.map(|at| format!(" since {} ({})", times.at(at), times.span(at)));
+    let since = since.filter(|_| rollout.finished_at.is_none()).unwrap_or_default();
+    format!("{}, rollout {}{since}{aborted}", pool.policy, rollout.name)
+}
+
+fn limits(limits: &Limits) -> String {
+    let binds = |name| if limits.binding == Some(name) { ", binds" } else { "" };
+    let written = limits.max_unavailable.as_deref().unwrap_or_default();
+    let out = format!(
+        "out {} of at most {} (maxUnavailable {written}{})",
+        limits.out,
+        limits.max_out,
+        binds("maxUnavailable")
+    );
+    let moving = limits.max_parallel_upgrades.map(|most| {
+        format!(
+            ", moving {} of at most {most} (maxParallelUpgrades{})",
+            limits.moving,
+            binds("maxParallelUpgrades")
+        )
+    });
+    out + &moving.unwrap_or_default()
+}
+
+fn foreign(foreign: &[Foreign], pen: &Pen) -> String {
+    let mut text = String::new();
+    let lead = format!("  {} ", pen.style.glyph(Kind::Blocked));
+    for Foreign { node, cordoned, ready } in foreign.iter().take(ROWS_MAX) {
+        let what = match (cordoned, ready) {
+            (true, true) => "cordoned",
+            (true, false) => "cordoned and not Ready",
+            _ => "not Ready",
+        };
+        let sentence = format!("{node} is {what}, not by pitcrew; it counts against maxUnavailable");
+        text += &pen.style.fold(&lead, &sentence, INDENT + 2);
+    }
+    text + &more(foreign.len(), pen)
+}
+
+/// How many rows are not shown.
+fn more(rows: usize, pen: &Pen) -> String {
+    match rows.saturating_sub(ROWS_MAX) {
+        0 => String::new(),
+        rest => pen.style.dim(&format!("    … and {rest} more (-o json lists all)\n")),
+    }
+}
+
+fn rows(pool: &PoolReport, pen: &Pen) -> String {
+    let of = |kind: Kind| pool.nodes.iter().filter(move |node| node.kind == kind);
+    let mut text = String::new();
+    for kind in [Kind::Failed, Kind::Blocked] {
+        // What the whole pool stands still for is said once, above.
+        let nodes: Vec<&NodeReport> = of(kind).filter(|node| node.reason != "pool-frozen").collect();
+        nodes.iter().take(ROWS_MAX).for_each(|node| text += &trouble(node, pen));
+        text += &more(nodes.len(), pen);
+    }
+    let standing = of(Kind::Paused).chain(of(Kind::Blocked)).filter(|node| node.state.in_flight());
+    let standing = standing.filter(|node| matches!(node.reason, "paused" | "pool-frozen"));
+    let moving: Vec<&NodeReport> = of(Kind::Moving).chain(standing).collect();
+    let widest = moving.iter().take(ROWS_MAX).map(|node| node.node.len()).max().unwrap_or_default();
+    moving.iter().take(ROWS_MAX).for_each(|node| text += &on_its_way(node, widest, pen));
+    text += &more(moving.len(), pen);
+    text + &queues(pool, pen)
+}
+
+/// A node in trouble: where, why, and the command that says more.
+fn trouble(node: &NodeReport, pen: &Pen) -> String {
+    let NodeReport { node: name, state, kind, message, since, .. } = node;
+    let since = since.map(|since| format!(" for {}", pen.times.span(since))).unwrap_or_default();
+    let lead = format!("  {} {}  ", pen.style.glyph(*kind), pen.style.paint(*kind, name));
+    let mut text = pen.style.fold(&lead, &format!("{state}{since}"), INDENT + 2);
+    text += &pen.style.fold("      ", message, 6);
+    text + &format!("      {}\n", pen.style.dim(&format!("pitcrew explain node/{name}")))
+}
+
+fn on_its_way(node: &NodeReport, widest: usize, pen: &Pen) -> String {
+    let NodeReport { node: name, state, kind, message, since, .. } = node;
+    let since = since.map(|since| pen.times.span(since)).unwrap_or_default();
+    let lead = format!("  {} {name:<widest$}  {state:<22}  {since:<9}  ", pen.style.glyph(*kind));
+    // In a pause, nodes half-way stand still for one and the same cause.
+    let message = if matches!(node.reason, "paused" | "pool-frozen") { "stands still" } else { message };
+    pen.style.fold(&lead, message, INDENT + 4)
+}
+
+/// Nodes that wait for one and the same thing, or were left out: one line each.
+fn queues(pool: &PoolReport, pen: &Pen) -> String {
+    let names: Vec<&String> = pool.nodes.iter().map(|node| &node.node).collect();
+    let mut groups: Vec<(Kind, Queue, Vec<usize>)> = Vec::new();
+    for (place, node) in pool.nodes.iter().enumerate() {
+        let Some(queue) = queue(node) else { continue };
+        match groups.iter_mut().find(|(_, known, _)| *known == queue) {
+            Some((_, _, places)) => places.push(place),
+            None => groups.push((node.kind, queue, vec![place])),
+        }
+    }
+    let mut text = String::new();
+    for (kind, Queue { one, many, what }, places) in groups.iter().take(ROWS_MAX) {
+        let who = ranges(&names, places, NAMES_WIDTH);
+        let verb = if places.len() == 1 { one } else { many };
+        let lead = format!("  {} ", pen.style.glyph(*kind));
+        text += &pen.style.fold(&lead, &format!("{} {verb}{what} {who}", nodes(places.len())), INDENT + 2);
+    }
+    text + &more(groups.len(), pen)
+}
+
+/// What nodes wait for: the verb for one and for many, and the rest of the sentence.
+#[derive(PartialEq)]
+struct Queue {
+    one: &'static str,
+    many: &'static str,
+    what: String,
+}
+
+fn queue(node: &NodeReport) -> Option<Queue> {
+    let queue = |one, many, what: &str| Some(Queue { one, many, what: what.to_owned() });
+    let on_its_way = node.state.in_flight();
+    match (node.kind, node.reason) {
+        (Kind::Waiting, "no-slot") => queue("waits", "wait", " for a slot"),
+        (Kind::Waiting, "moving") if node.state == State::Unknown => {
+            queue("has", "have", " not been looked at yet")
+        }
+        (Kind::Waiting, "moving") => match node.message.strip_prefix("moves on to ") {
+            Some(state) => queue("is", "are", &format!(" due for {state}")),
+            None => queue("is", "are", &format!(" {}", node.message)),
+        },
+        (Kind::Waiting, _) => queue("waits", "wait", &format!(": {}", node.message)),
+        (Kind::Paused, "paused") if !on_its_way => queue("waits", "wait", " for the end of the pause"),
+        (Kind::Paused, "skipped") => queue("is", "are", &format!(" {}", node.message)),
+        (Kind::Blocked, "pool-frozen") if !on_its_way => queue("stands", "stand", " still"),
+        _ => None,
+    }
+}

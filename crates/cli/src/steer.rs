@@ -1,0 +1,217 @@
+//! `pitcrew pause`, `resume`, `skip`, `retry`, `abort`: a person's hand on the wheel, by the documented fields and labels.
+//!
+//! ```text
+//!  switch.rs   pause and resume: autoUpgrade, where the policy says it
+//!  nodes.rs    skip and retry: the documented labels of a node
+//!  abort.rs    a rollout
+//! ```
+//!
+//! Each decides on one look what to change, all of it before the first write, and pins what it saw; if somebody writes
+//! in between, it looks again. The controller does the rest.
+
+mod abort;
+mod nodes;
+mod switch;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{anyhow, bail};
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use pitcrew_controller::{Look, sentence};
+use pitcrew_core::api::{ClusterPolicy, DriverPolicy, NVIDIADriver, NicClusterPolicy, Rollout};
+use pitcrew_core::contract::COMPONENT;
+use pitcrew_core::policy::Source;
+use serde_json::Value;
+
+use crate::connect::{Connection, Session};
+
+/// A node or rollout that is written more often than this between look and write is not ours to fight for.
+const LOOKS_MAX: usize = 5;
+
+/// What every command that writes takes.
+#[derive(clap::Args)]
+pub(crate) struct Common {
+    #[command(flatten)]
+    connection: Connection,
+    /// Ask the cluster whether it would work, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// What `pitcrew pause` and `pitcrew resume` take.
+#[derive(clap::Args)]
+pub(crate) struct SwitchArgs {
+    /// The policy, as NAME or kind/NAME; not needed if there is only one
+    #[arg(value_name = "POLICY")]
+    policy: Option<String>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// What `pitcrew skip` takes.
+#[derive(clap::Args)]
+pub(crate) struct SkipArgs {
+    /// The nodes
+    #[arg(value_name = "NODE", required = true)]
+    nodes: Vec<String>,
+    /// Let them take part again
+    #[arg(long)]
+    undo: bool,
+    /// Only this driver [default: every driver that is looked after on the node]
+    #[arg(long, value_name = "NAME")]
+    driver: Option<String>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// What `pitcrew retry` takes.
+#[derive(clap::Args)]
+pub(crate) struct RetryArgs {
+    /// The nodes; each must have failed
+    #[arg(value_name = "NODE", required = true)]
+    nodes: Vec<String>,
+    /// Only this driver [default: every driver that failed on the node]
+    #[arg(long, value_name = "NAME")]
+    driver: Option<String>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// What `pitcrew abort` takes.
+#[derive(clap::Args)]
+pub(crate) struct AbortArgs {
+    /// The rollout; not needed if only one is under way
+    #[arg(value_name = "ROLLOUT")]
+    rollout: Option<String>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Stops everything where it is.
+pub(crate) fn pause(args: &SwitchArgs) -> anyhow::Result<ExitCode> {
+    run(&args.common, |look| switch::decide(look, args.policy.as_deref(), false))
+}
+
+/// Goes on from there.
+pub(crate) fn resume(args: &SwitchArgs) -> anyhow::Result<ExitCode> {
+    run(&args.common, |look| switch::decide(look, args.policy.as_deref(), true))
+}
+
+/// Leaves nodes out, or lets them take part again.
+pub(crate) fn skip(args: &SkipArgs) -> anyhow::Result<ExitCode> {
+    run(&args.common, |look| nodes::skip(look, &args.nodes, args.driver.as_deref(), args.undo))
+}
+
+/// Starts failed nodes again.
+pub(crate) fn retry(args: &RetryArgs) -> anyhow::Result<ExitCode> {
+    run(&args.common, |look| nodes::retry(look, &args.nodes, args.driver.as_deref()))
+}
+
+/// Ends a rollout.
+pub(crate) fn abort(args: &AbortArgs) -> anyhow::Result<ExitCode> {
+    run(&args.common, |look| abort::decide(look, args.rollout.as_deref()))
+}
+
+/// One object and what is to become of it.
+#[derive(Clone, Debug, PartialEq)]
+struct Step {
+    object: Object,
+    /// The merge patch; `None` if the object is so already.
+    patch: Option<Value>,
+    /// What is said when it is done.
+    says: String,
+}
+
+/// What can be steered.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Object {
+    Node(String),
+    Policy(Source),
+    Rollout(String),
+}
+
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Object::Node(name) => write!(f, "node/{name}"),
+            Object::Policy(source) => source.fmt(f),
+            Object::Rollout(name) => write!(f, "rollout/{name}"),
+        }
+    }
+}
+
+fn run(common: &Common, decide: impl Fn(&Look) -> anyhow::Result<Vec<Step>>) -> anyhow::Result<ExitCode> {
+    let out = &mut std::io::stdout();
+    Session::run(&common.connection, async |session| carry_out(&session, common.dry_run, decide, out).await)
+}
+
+/// Looks, decides, writes; after a conflict, again. One line for each object.
+async fn carry_out(
+    session: &Session,
+    dry_run: bool,
+    decide: impl Fn(&Look) -> anyhow::Result<Vec<Step>>,
+    out: &mut impl Write,
+) -> anyhow::Result<ExitCode> {
+    let mut handled: BTreeSet<Object> = BTreeSet::new();
+    for _ in 0..LOOKS_MAX {
+        let mut conflict = false;
+        for step in decide(&session.look().await?)? {
+            if handled.contains(&step.object) {
+                continue;
+            }
+            match send(session, dry_run, &step).await? {
+                Sent::Done => {
+                    let note =
+                        if dry_run && step.patch.is_some() { "(dry run, nothing was changed) " } else { "" };
+                    writeln!(out, "{note}{}", step.says)?;
+                    handled.insert(step.object);
+                }
+                Sent::Conflict => conflict = true,
+            }
+        }
+        if !conflict {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+    bail!("somebody else writes to it all the time; try again")
+}
+
+enum Sent {
+    Done,
+    /// Somebody wrote to the object after we had looked.
+    Conflict,
+}
+
+async fn send(session: &Session, dry_run: bool, step: &Step) -> anyhow::Result<Sent> {
+    let Some(patch) = &step.patch else { return Ok(Sent::Done) };
+    let params = PatchParams { dry_run, field_manager: Some(COMPONENT.to_owned()), ..PatchParams::default() };
+    let (client, patch) = (session.client.clone(), Patch::Merge(patch));
+    let sent = match &step.object {
+        Object::Node(name) => Api::<Node>::all(client).patch(name, &params, &patch).await.map(drop),
+        Object::Rollout(name) => Api::<Rollout>::all(client).patch(name, &params, &patch).await.map(drop),
+        Object::Policy(Source::DriverPolicy(name)) => {
+            Api::<DriverPolicy>::all(client).patch(name, &params, &patch).await.map(drop)
+        }
+        Object::Policy(Source::ClusterPolicy(name)) => {
+            Api::<ClusterPolicy>::all(client).patch(name, &params, &patch).await.map(drop)
+        }
+        Object::Policy(Source::NvidiaDriver(name)) => {
+            Api::<NVIDIADriver>::all(client).patch(name, &params, &patch).await.map(drop)
+        }
+        Object::Policy(Source::NicClusterPolicy(name)) => {
+            Api::<NicClusterPolicy>::all(client).patch(name, &params, &patch).await.map(drop)
+        }
+    };
+    match sent {
+        Ok(()) => Ok(Sent::Done),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(Sent::Conflict),
+        Err(error) => Err(anyhow!("cannot patch {}: {}", step.object, sentence(&error))),
+    }
+}
