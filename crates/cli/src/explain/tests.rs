@@ -51,7 +51,7 @@ fn a_budget_that_blocks_is_named_with_its_pod_and_what_opens_it() {
         stage.cluster.set_driver_version("565.57.01").await.unwrap();
         let blocked = |reading: &Reading<'_>| {
             let nodes = &reading.plan.pools[0].nodes;
-            nodes.iter().find(|(_, v)| v.reason.code() == "budget-blocks").map(|(node, _)| node.to_string())
+            nodes.iter().find(|(_, v)| v.reason.code() == "budget-never").map(|(node, _)| node.to_string())
         };
         stage.until("a budget blocks", |reading| blocked(reading).is_some()).await;
         let look = stage.look().await;

@@ -331,7 +331,7 @@ fn a_blocked_node_is_told_with_its_budget() {
         stage.cluster.set_driver_version("565.57.01").await.unwrap();
         stage
             .until("a budget blocks", |reading| {
-                reading.plan.pools[0].nodes.values().any(|verdict| verdict.reason.code() == "budget-blocks")
+                reading.plan.pools[0].nodes.values().any(|verdict| verdict.reason.code() == "budget-never")
             })
             .await;
         insta::assert_snapshot!("blocked", status(stage).await);
