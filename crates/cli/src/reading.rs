@@ -2,11 +2,10 @@
 
 use anyhow::{anyhow, bail};
 use pitcrew_controller::{Leader, Look, preflight::Unfit};
-use pitcrew_core::contract::State;
 use pitcrew_core::names::NodeName;
 use pitcrew_core::plan::{Plan, PoolPlan, plan};
 use pitcrew_core::policy::{self, Policy, Pool};
-use pitcrew_core::reason::{About, Reason};
+use pitcrew_core::reason::About;
 use pitcrew_core::snapshot::{Pod, Snapshot};
 
 /// Names that are less like than this are no slips of the pen.
@@ -26,9 +25,7 @@ impl<'a> Reading<'a> {
     /// Plans what is known.
     pub(crate) fn of(snapshot: &'a Snapshot, leader: &'a Leader) -> Self {
         let pools = policy::resolve(&snapshot.sources, snapshot.daemon_sets.values(), &snapshot.namespace);
-        let mut plan = plan(snapshot);
-        plan.pools.iter_mut().for_each(|pool| keep_failures(snapshot, pool));
-        Self { snapshot, leader, pools, plan }
+        Self { snapshot, leader, pools, plan: plan(snapshot) }
     }
 
     /// The same for a command that needs a pool to speak of.
@@ -80,18 +77,6 @@ impl<'a> Reading<'a> {
             "node {node} is in no pool: no DaemonSet of {} is meant for it and no driver pod runs on it, so pitcrew leaves it alone",
             policies.join(", ")
         )
-    }
-}
-
-/// In a pool that stands still as a whole, a node that failed before says why it failed: that outlasts the pause.
-fn keep_failures(snapshot: &Snapshot, pool: &mut PoolPlan) {
-    for (name, verdict) in &mut pool.nodes {
-        let stands_still = matches!(verdict.reason, Reason::Paused | Reason::PoolFrozen { .. });
-        let visit = snapshot.nodes.get(name).and_then(|node| node.visit.as_ref()?.as_ref().ok());
-        let failure = visit.and_then(|visit| visit.drivers.get(&pool.driver)?.failure.as_ref());
-        if let Some(failure) = failure.filter(|_| stands_still && verdict.state == State::UpgradeFailed) {
-            verdict.reason = Reason::Failed { cause: failure.cause.clone() };
-        }
     }
 }
 

@@ -74,6 +74,7 @@ pub(crate) fn pod(object: wire::Pod) -> Result<Pod, Incomplete> {
         phase: phase(&status.phase),
         ready: status.phase == "Running" && is_true(&status.conditions, "Ready"),
         deleting: metadata.deletion_timestamp.as_ref().map(|time| time.0),
+        created: metadata.creation_timestamp.as_ref().map_or(jiff::Timestamp::UNIX_EPOCH, |time| time.0),
         started: started(&status),
         resources: extended_resources(&spec),
         claims: claims(&spec, &status),
@@ -84,6 +85,7 @@ pub(crate) fn pod(object: wire::Pod) -> Result<Pod, Incomplete> {
         checkpointed: annotation(CHECKPOINTED_ANNOTATION).is_some_and(|v| !v.is_empty()),
         empty_dir: spec.volumes.iter().any(|volume| volume.empty_dir.is_some()),
         mirror: annotation(MIRROR_ANNOTATION).is_some(),
+        initializing: initializing(&status),
         trouble: trouble(&status),
         digest: digest(&spec),
         image: spec.containers.first().map(|c| c.image.as_str()).unwrap_or_default().into(),
@@ -211,6 +213,13 @@ fn trouble(status: &wire::PodStatus) -> Option<Trouble> {
             restarts: container.restart_count,
         })
     })
+}
+
+/// The init container that runs before the others can start. Sidecars run along with them.
+fn initializing(status: &wire::PodStatus) -> Option<Box<str>> {
+    let begun = status.container_statuses.iter().any(|container| container.state.waiting.is_none());
+    let mut running = status.init_container_statuses.iter().filter(|c| c.state.running.is_some());
+    running.next_back().filter(|_| !begun).map(|container| container.name.as_str().into())
 }
 
 fn digest(spec: &wire::PodSpec) -> Option<Box<str>> {

@@ -10,9 +10,7 @@ use pitcrew_core::names::{NodeName, ObjectName};
 use pitcrew_core::plan;
 use pitcrew_core::policy::ClusterPolicyFacts;
 use pitcrew_core::selector::{self, Labels};
-use pitcrew_core::snapshot::{
-    Budget, DaemonSet, Node, Owner, OwnerKind, Phase, Pod, Snapshot, TemplateRevision,
-};
+use pitcrew_core::snapshot::{Budget, DaemonSet, Node, Owner, OwnerKind, Pod, Snapshot, TemplateRevision};
 use pitcrew_core::visit::{Holds, Visit, Walk};
 use serde_json::{Value, json};
 
@@ -35,30 +33,13 @@ fn node_labels() -> Labels {
 }
 
 fn pod(node: &NodeName, namespace: &str, name: &str, labels: Labels, owner: (OwnerKind, &str)) -> Pod {
+    let uid = format!("uid-{namespace}-{name}").into();
     Pod {
-        name: ObjectName::new(namespace, name),
-        uid: format!("uid-{namespace}-{name}").into(),
-        version: 1.into(),
-        node: node.clone(),
         revision: Pod::read_revision(&labels),
         labels,
         owner: Some(Owner { kind: owner.0, name: owner.1.into(), uid: owner.1.into() }),
-        phase: Phase::Running,
-        ready: true,
-        deleting: None,
         started: Some(now() - SignedDuration::from_hours(1)),
-        resources: vec![],
-        claims: vec![],
-        runtime_class: None,
-        host_paths: vec![],
-        checkpoint_requested: None,
-        checkpointed: false,
-        finalizer: None,
-        empty_dir: false,
-        mirror: false,
-        trouble: None,
-        digest: None,
-        image: "image".into(),
+        ..Pod::ready(ObjectName::new(namespace, name), uid, 1.into(), node.clone())
     }
 }
 

@@ -93,7 +93,10 @@ pub enum Reason {
         driver: DriverName,
     },
     /// The node is not ready, so nothing could run on it.
-    NodeNotReady,
+    NodeNotReady {
+        /// When that becomes a failure.
+        until: Option<Timestamp>,
+    },
     /// Selected pods are given time to complete.
     WaitingForJobs {
         /// Which.
@@ -261,7 +264,7 @@ impl Reason {
             Reason::NoSlot { .. } => "no-slot",
             Reason::Skipped { .. } => "skipped",
             Reason::OtherDriver { .. } => "other-driver",
-            Reason::NodeNotReady => "node-not-ready",
+            Reason::NodeNotReady { .. } => "node-not-ready",
             Reason::WaitingForJobs { .. } => "waiting-for-jobs",
             Reason::Checkpointing { .. } => "checkpointing",
             Reason::PodsLeaving { .. } => "pods-leaving",
@@ -314,7 +317,7 @@ impl Reason {
             | Reason::Conflict => Kind::Waiting,
             Reason::Paused | Reason::Skipped { .. } | Reason::Aborted { .. } => Kind::Paused,
             Reason::DriverNotReady { .. }
-            | Reason::NodeNotReady
+            | Reason::NodeNotReady { .. }
             | Reason::BudgetBlocks { .. }
             | Reason::BudgetNever { .. }
             | Reason::PodStuck { .. }
@@ -333,6 +336,7 @@ impl Reason {
     pub fn until(&self) -> Option<Timestamp> {
         match self {
             Reason::NoDriverPod { until, .. }
+            | Reason::NodeNotReady { until }
             | Reason::WaitingForJobs { until, .. }
             | Reason::PodsLeaving { until, .. }
             | Reason::PodStuck { until, .. }
@@ -367,7 +371,7 @@ impl fmt::Display for Reason {
             Reason::NoSlot { limit, ahead } => write!(f, "waits for a slot, {ahead} before it; {limit}"),
             Reason::Skipped { label } => write!(f, "left out by label {label}=true"),
             Reason::OtherDriver { driver } => write!(f, "driver {driver} is upgraded on this node first"),
-            Reason::NodeNotReady => f.write_str("node is not Ready, so no driver could start on it"),
+            Reason::NodeNotReady { .. } => f.write_str("node is not Ready, so no driver could start on it"),
             Reason::WaitingForJobs { pods, .. } => write!(f, "waits for {} to complete", list(pods)),
             Reason::Checkpointing { pods, .. } => {
                 let whose = if pods.len() == 1 { "its" } else { "their" };

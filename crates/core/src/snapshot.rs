@@ -180,6 +180,8 @@ pub struct Pod {
     pub ready: bool,
     /// When it has to be gone, once it was told to go.
     pub deleting: Option<Timestamp>,
+    /// When it was made.
+    pub created: Timestamp,
     /// When its newest container started, if all main containers run.
     pub started: Option<Timestamp>,
     /// Extended resources that any of its containers asks for, with the amount.
@@ -200,6 +202,8 @@ pub struct Pod {
     pub empty_dir: bool,
     /// It is the kubelet's own (static) pod.
     pub mirror: bool,
+    /// The init container that runs now.
+    pub initializing: Option<Box<str>>,
     /// What a container says that does not run.
     pub trouble: Option<Trouble>,
     /// `DRIVER_CONFIG_DIGEST`, in driver pods.
@@ -209,6 +213,37 @@ pub struct Pod {
 }
 
 impl Pod {
+    /// A pod that runs and is ready, and of which nothing else is known.
+    pub fn ready(name: ObjectName, uid: Uid, version: ResourceVersion, node: NodeName) -> Self {
+        Self {
+            name,
+            uid,
+            version,
+            node,
+            labels: Labels::new(),
+            revision: None,
+            owner: None,
+            phase: Phase::Running,
+            ready: true,
+            deleting: None,
+            created: Timestamp::UNIX_EPOCH,
+            started: None,
+            resources: vec![],
+            claims: vec![],
+            runtime_class: None,
+            host_paths: vec![],
+            checkpoint_requested: None,
+            checkpointed: false,
+            finalizer: None,
+            empty_dir: false,
+            mirror: false,
+            initializing: None,
+            trouble: None,
+            digest: None,
+            image: "".into(),
+        }
+    }
+
     /// Reads the template revision out of a pod's labels.
     pub fn read_revision(labels: &Labels) -> Option<RevisionHash> {
         labels.get(REVISION_LABEL).map(|hash| hash.as_str().into())

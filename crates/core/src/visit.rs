@@ -68,6 +68,9 @@ pub struct Walk {
     /// The driver pod of a failed attempt: replaced by the next one even if its revision is right.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replace: Option<Uid>,
+    /// How often pods that use the device were back when it was time to restart the driver.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub came_back: u32,
     /// The driver pod whose trouble was told in an event: once each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub told: Option<Uid>,
@@ -205,6 +208,7 @@ impl Walk {
             target,
             attempts: 0,
             replace: None,
+            came_back: 0,
             told: None,
             failure: None,
         }

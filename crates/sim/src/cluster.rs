@@ -90,7 +90,7 @@ impl Cluster {
 
     /// A controller for this cluster, not started yet.
     pub fn new_controller(&self, identity: &str) -> Controller {
-        controller(self.controller.clone(), self.clock, identity)
+        controller(self.controller.clone(), self.clock, identity, None)
     }
 
     /// Changes the driver version as a user would.
@@ -106,9 +106,9 @@ impl Cluster {
 }
 
 /// A controller for the simulated fleet, not started yet.
-pub fn controller(client: Client, clock: Clock, identity: &str) -> Controller {
+pub fn controller(client: Client, clock: Clock, identity: &str, own_node: Option<&str>) -> Controller {
     let (namespace, identity) = (NAMESPACE.to_owned(), identity.to_owned());
-    Controller::new(client, Config { namespace, identity, own_node: None, clock })
+    Controller::new(client, Config { namespace, identity, own_node: own_node.map(Into::into), clock })
 }
 
 /// Installs what `pitcrew crd` prints; what is there already stays as it is.

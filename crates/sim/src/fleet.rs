@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 
 use crate::actors::{
     DEPLOY_DRIVER, DEPLOY_VALIDATOR, DRIVER_COMPONENT, GPU_PRESENT, Informer, NAMESPACE, VALIDATOR_APP,
-    changed, cluster_policy_kind, crds, is_ready,
+    changed, cluster_policy_kind, crds, is_ready, nvidia_driver_kind,
 };
 
 /// Enough to install a thousand nodes in a moment, few enough for a small API server.
@@ -113,6 +113,10 @@ pub struct Fleet {
     pub upgrade_policy: Value,
     /// Whether the operator's validators run.
     pub validators: bool,
+    /// More of the ClusterPolicy's `spec.driver`.
+    pub driver: Value,
+    /// NVIDIADrivers by name; then the ClusterPolicy leaves the drivers to them.
+    pub nvidia_drivers: Vec<(String, Value)>,
     /// What people run.
     pub workloads: Vec<Workload>,
     /// More labels for single nodes: name, key, value.
@@ -133,6 +137,8 @@ impl Fleet {
                 "drain": {"enable": false, "force": false, "timeoutSeconds": 300, "deleteEmptyDir": false},
             }),
             validators: true,
+            driver: json!({}),
+            nvidia_drivers: Vec::new(),
             workloads: usual_workloads(nodes),
             labels: Vec::new(),
         }
@@ -156,6 +162,20 @@ impl Fleet {
     #[must_use]
     pub fn with_upgrade_policy(mut self, policy: Value) -> Self {
         self.upgrade_policy = policy;
+        self
+    }
+
+    /// More of the ClusterPolicy's `spec.driver`.
+    #[must_use]
+    pub fn with_driver_options(mut self, options: Value) -> Self {
+        self.driver = options;
+        self
+    }
+
+    /// One more NVIDIADriver.
+    #[must_use]
+    pub fn with_nvidia_driver(mut self, name: &str, spec: Value) -> Self {
+        self.nvidia_drivers.push((name.to_owned(), spec));
         self
     }
 
@@ -206,6 +226,11 @@ impl Fleet {
             DynamicObject::new("cluster-policy", &cluster_policy_kind()).data(json!({"spec": self.policy()}));
         let policies: Api<DynamicObject> = Api::all_with(client.clone(), &cluster_policy_kind());
         create("ClusterPolicy", &policies, policy).await?;
+        let drivers: Api<DynamicObject> = Api::all_with(client.clone(), &nvidia_driver_kind());
+        for (name, spec) in &self.nvidia_drivers {
+            let driver = DynamicObject::new(name, &nvidia_driver_kind()).data(json!({"spec": spec}));
+            create("NVIDIADriver", &drivers, driver).await?;
+        }
         self.install_workloads(client).await
     }
 
@@ -234,7 +259,8 @@ impl Fleet {
         .await
     }
 
-    fn node(&self, name: &str) -> Value {
+    /// A node of the fleet, as its kubelet would register it.
+    pub(crate) fn node(&self, name: &str) -> Value {
         let mut labels = Map::new();
         labels.insert("kubernetes.io/hostname".into(), json!(name));
         labels.insert("kubernetes.io/os".into(), json!("linux"));
@@ -256,11 +282,13 @@ impl Fleet {
     }
 
     fn policy(&self) -> Value {
+        let mut driver = json!({
+            "enabled": true, "repository": "nvcr.io/nvidia", "image": "driver", "version": self.driver_version,
+            "upgradePolicy": self.upgrade_policy, "useNvidiaDriverCRD": !self.nvidia_drivers.is_empty(),
+        });
+        json_patch::merge(&mut driver, &self.driver);
         json!({
-            "driver": {
-                "enabled": true, "repository": "nvcr.io/nvidia", "image": "driver", "version": self.driver_version,
-                "upgradePolicy": self.upgrade_policy,
-            },
+            "driver": driver,
             "validator": {"enabled": self.validators},
             "daemonsets": {"updateStrategy": "RollingUpdate"},
         })

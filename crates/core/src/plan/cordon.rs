@@ -85,7 +85,7 @@ pub(super) fn cordon_again(view: &View<'_>, member: &Member<'_>, visit: &Visit, 
 
 /// `uncordon-required`: ONE patch: undo what is ours, drop the record.
 pub(super) fn release(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> Decision {
-    if member.sync != Freshness::InSync || !member.driver_ready {
+    if member.sync != Freshness::InSync || !member.driver_ready || !member.node.ready {
         // It was fine a moment ago. Nothing goes back into service on that.
         let back = State::ValidationRequired;
         return go(view, member, back, Some(walk.enter(back, view.snapshot.now)));

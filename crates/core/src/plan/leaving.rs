@@ -1,6 +1,6 @@
 //! The states in which work leaves the node: waiting for jobs, taking device users off, draining.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use kube::core::SelectorExt;
 
 use super::cordon::{GivenBack, give_back};
@@ -15,6 +15,9 @@ use crate::policy::{Drain, Removal};
 use crate::reason::Reason;
 use crate::snapshot::Pod;
 use crate::visit::{Cause, Visit, Walk};
+
+/// A pod may have been on its way to the node when it was cordoned. Who comes later ignores the cordon.
+const NEWCOMERS: SignedDuration = SignedDuration::from_secs(30);
 
 /// `wait-for-jobs-required`: selected pods may complete first.
 pub(super) fn wait_for_jobs(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
@@ -152,6 +155,9 @@ fn remove(
         None => fail(view, member, walk, cause),
     };
     let Job { pods, removal, .. } = job;
+    if let Some(what) = keeps_coming(view, walk, pods) {
+        return give_up(Cause::PodsCannotLeave { what });
+    }
     let until = removal.timeout.map(|timeout| deadline(view, walk, timeout));
     let time_is_up = until.is_some_and(|until| ran_out(view, until));
     match removal::progress(view.snapshot, member.node.ready, pods, *removal, until, time_is_up, budgets) {
@@ -170,6 +176,16 @@ fn remove(
             })
         }
     }
+}
+
+/// A pod that was put on the node long after evictions began: others will follow it, however many are evicted.
+fn keeps_coming(view: &View<'_>, walk: &Walk, pods: &[&Pod]) -> Option<String> {
+    let expected = deadline(view, walk, NEWCOMERS);
+    let newcomer = pods.iter().find(|pod| pod.deleting.is_none() && pod.created > expected)?;
+    Some(format!(
+        "pod {} was put on the node while it was being emptied; whatever places it there ignores the cordon",
+        newcomer.name
+    ))
 }
 
 /// What the policy says about a node whose pods cannot leave; else when that will be asked again.

@@ -13,11 +13,12 @@ use crate::reason::Reason;
 use crate::snapshot::{Object, Phase, Pod};
 use crate::visit::{Cause, Walk};
 
+/// Work that came back so often will come back again.
+const CAME_BACK_MAX: u32 = 3;
+
 pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
-    let limit = view.policy.limits.driver_ready;
-    let until = deadline(view, walk, limit);
-    let failed =
-        |what: String| fail(view, member, walk, Cause::DriverNotReady { what, seconds: limit.as_secs() });
+    let until = deadline(view, walk, view.policy.limits.driver_ready);
+    let failed = |what: String| not_ready(view, member, walk, what);
     let Some(pod) = member.pod else {
         return match (ran_out(view, until), member.daemon_set) {
             (false, Some(ds)) => {
@@ -41,8 +42,8 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
         return go(view, member, next, Some(Walk { target, ..walk.enter(next, view.snapshot.now) }));
     }
     let starting = Reason::DriverStarting { pod: pod.name.clone(), says: says(pod), until };
-    if member.waits_for_load && sync == Freshness::InSync {
-        return Decision::act(starting, release_safe_load(view, member));
+    if member.waits_for_load && sync == Freshness::InSync && !retried && !ran_out(view, until) {
+        return load(view, member, walk, starting);
     }
     if matches!(sync, Freshness::Outdated | Freshness::Orphaned) || retried {
         return restart(view, member, walk, pod, until);
@@ -51,6 +52,12 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
         return failed(format!("pod {}: {}", pod.name, says(pod)));
     }
     tell_of_trouble(view, member, walk, pod, &starting).unwrap_or_else(|| Decision::stay(starting))
+}
+
+fn not_ready(view: &View<'_>, member: &Member<'_>, walk: &Walk, what: String) -> Decision {
+    let seconds = view.policy.limits.driver_ready.as_secs();
+    let node = if member.node.ready { "" } else { "; the node is not Ready" };
+    fail(view, member, walk, Cause::DriverNotReady { what: format!("{what}{node}"), seconds })
 }
 
 /// A driver pod that will hardly come up by itself is told of at once, in an event: people wait for the deadline else.
@@ -79,19 +86,25 @@ fn restart(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: 
     let reason = Reason::DriverStopping { pod: pod.name.clone(), until };
     let object = Object::Pod(pod.name.clone());
     let in_place = member.restarts_in_place();
-    if !in_place && view.users(member).next().is_some() {
-        // Something that tolerates the cordon came back. It has to leave like the others did.
-        let back = State::PodDeletionRequired;
-        return go(view, member, back, Some(walk.enter(back, snapshot.now)));
+    if let Some(intruder) = view.users(member).next().filter(|_| !in_place) {
+        return empty_again(view, member, walk, intruder);
+    }
+    if !member.node.ready {
+        // Nobody would stop the old pod or start the new one.
+        let still = || format!("the old pod {} is still there", pod.name);
+        let wait = Reason::NodeNotReady { until: Some(until) };
+        return if ran_out(view, until) {
+            not_ready(view, member, walk, still())
+        } else {
+            Decision::stay(wait)
+        };
     }
     if snapshot.is_busy(&object) {
         return Decision::stay(reason);
     }
     if let Some(setback) = snapshot.setbacks.get(&object).filter(|setback| setback.retry_at > snapshot.now) {
         if ran_out(view, until) {
-            let (what, limit) =
-                (format!("the old pod {} cannot be deleted", pod.name), view.policy.limits.driver_ready);
-            return fail(view, member, walk, Cause::DriverNotReady { what, seconds: limit.as_secs() });
+            return not_ready(view, member, walk, format!("the old pod {} cannot be deleted", pod.name));
         }
         return Decision { wake_at: Some(setback.retry_at.min(until)), ..Decision::stay(reason) };
     }
@@ -106,6 +119,29 @@ fn restart(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: 
     Decision::act(reason, Action::RestartDriver(restart))
 }
 
+/// Something that tolerates the cordon came back. It has to leave like the others did, but not for ever.
+fn empty_again(view: &View<'_>, member: &Member<'_>, walk: &Walk, intruder: &Pod) -> Decision {
+    if walk.came_back >= CAME_BACK_MAX {
+        let what = format!(
+            "pod {} is there after pods were evicted {} times; whatever places it there ignores the cordon",
+            intruder.name,
+            walk.came_back + 1
+        );
+        return fail(view, member, walk, Cause::PodsCannotLeave { what });
+    }
+    let back = State::PodDeletionRequired;
+    let walk = Walk { came_back: walk.came_back + 1, ..walk.enter(back, view.snapshot.now) };
+    go(view, member, back, Some(walk))
+}
+
+/// Lets the driver pod's init container go on, if nobody uses the device.
+pub(super) fn load(view: &View<'_>, member: &Member<'_>, walk: &Walk, reason: Reason) -> Decision {
+    match view.users(member).next() {
+        Some(intruder) => empty_again(view, member, walk, intruder),
+        None => Decision::act(reason, release_safe_load(view, member)),
+    }
+}
+
 /// Pods with resource claims that are not claims of the device. The last look sees pods, not claims.
 fn harmless(view: &View<'_>, member: &Member<'_>) -> Vec<Uid> {
     let with_claims = member.pods().filter(|pod| !pod.claims.is_empty());
@@ -113,7 +149,7 @@ fn harmless(view: &View<'_>, member: &Member<'_>) -> Vec<Uid> {
 }
 
 /// The driver pod's init container waits for this annotation to go before it loads the driver.
-fn release_safe_load(view: &View<'_>, member: &Member<'_>) -> Action {
+pub(super) fn release_safe_load(view: &View<'_>, member: &Member<'_>) -> Action {
     Action::PatchNode(NodePatch {
         node: member.name.clone(),
         pool: view.pool.name.clone(),
@@ -134,6 +170,7 @@ pub(super) fn says(pod: &Pod) -> String {
         }
         Some(trouble) => format!("{} {}: {}", trouble.container, trouble.reason, trouble.message),
         None if pod.ready => "ready".to_owned(),
+        None if let Some(init) = &pod.initializing => format!("init container {init} is at work"),
         None if pod.phase == Phase::Running => "running, not ready yet".to_owned(),
         None => "containers are being created".to_owned(),
     }

@@ -39,7 +39,7 @@ pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reas
         return Err(Reason::NoDriverPod { daemon_set: daemon_set.name.clone(), until: None });
     }
     if !member.node.ready {
-        return Err(Reason::NodeNotReady);
+        return Err(Reason::NodeNotReady { until: None });
     }
     if member.restarts_in_place() {
         return Ok(());

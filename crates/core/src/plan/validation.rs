@@ -3,6 +3,7 @@
 use super::patch::go;
 use super::pool::{Freshness, Member, View};
 use super::removal::pod_ref;
+use super::restart;
 use super::walk::{Decision, deadline, fail, ran_out};
 use crate::action::{Action, DeleteWhy};
 use crate::contract::State;
@@ -17,6 +18,11 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
         // A newer version came while this one was on trial. The node is empty: restart it once more, now.
         let back = State::PodRestartRequired;
         return go(view, member, back, Some(walk.enter(back, view.snapshot.now)));
+    }
+    if member.waits_for_load && member.sync == Freshness::InSync && !ran_out(view, until) {
+        // The driver starts once more, after a reboot perhaps. The node is empty: it may.
+        let what = "the driver is loaded once more".to_owned();
+        return restart::load(view, member, walk, Reason::Validating { what, until });
     }
     let missing = match missing(view, member) {
         Missing::Nothing => {
@@ -59,6 +65,9 @@ enum Missing<'a> {
 }
 
 fn missing<'a>(view: &View<'a>, member: &Member<'a>) -> Missing<'a> {
+    if !member.node.ready {
+        return Missing::Other("the node is not Ready".to_owned());
+    }
     let Some(driver) = member.pod.filter(|_| member.driver_ready && member.sync == Freshness::InSync) else {
         return Missing::Other("the driver pod is not ready any more".to_owned());
     };

@@ -51,7 +51,7 @@ pub(super) fn decide(
     budgets: &mut BudgetBook<'_>,
 ) -> Decision {
     if let PoolStatus::Frozen(why) = status {
-        return Decision::stay(Reason::PoolFrozen { why: why.clone() });
+        return stand_still(member, Reason::PoolFrozen { why: why.clone() });
     }
     if let Some(pools) = claimed_by {
         return Decision::stay(Reason::TwoPolicies { pools: pools.clone() });
@@ -92,15 +92,22 @@ fn unfinished_business(view: &View<'_>, member: &Member<'_>) -> Option<Decision>
 
 /// Everything stays as it is. Nodes on a visit note when the pause began, so that their deadlines stop.
 fn pause(view: &View<'_>, member: &Member<'_>) -> Decision {
-    let Standing::Visit(visit, walk) = member.standing else { return Decision::stay(Reason::Paused) };
+    let Standing::Visit(visit, walk) = member.standing else { return stand_still(member, Reason::Paused) };
     match walk.with_pause(true, view.snapshot.now) {
         Some(walk) if walk.state.in_flight() => {
             // The note and nothing else: a label that a person sets at this moment is theirs.
             let note = NodePatch { labels: Changes::default(), ..record_patch(view, member, visit, walk) };
             Decision::act(Reason::Paused, Action::PatchNode(note))
         }
-        _ => Decision::stay(Reason::Paused),
+        _ => stand_still(member, Reason::Paused),
     }
+}
+
+/// The pool stands still as a whole. A node that failed before says why it failed: that outlasts any pause.
+fn stand_still(member: &Member<'_>, reason: Reason) -> Decision {
+    let failure = member.walk().filter(|walk| walk.state == State::UpgradeFailed);
+    let failure = failure.and_then(|walk| walk.failure.as_ref());
+    Decision::stay(failure.map_or(reason, |failure| Reason::Failed { cause: failure.cause.clone() }))
 }
 
 fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Ledger) -> Decision {
@@ -280,7 +287,12 @@ fn failed(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
         let next = State::ValidationRequired;
         return go(view, member, next, Some(walk.enter(next, now)));
     }
-    Decision::stay(Reason::Failed { cause: failure.cause.clone() })
+    let reason = Reason::Failed { cause: failure.cause.clone() };
+    // Whoever replaces the driver pod of an empty node by hand must not wait for us.
+    if member.waits_for_load && member.sync == Freshness::InSync && view.users(member).next().is_none() {
+        return Decision::act(reason, restart::release_safe_load(view, member));
+    }
+    Decision::stay(reason)
 }
 
 /// When a limit on the present state runs out. A new leader gets to try for itself first.

@@ -46,7 +46,7 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
         }
         Reason::NoSlot { limit, .. } => wait_less(about, limit),
         Reason::Skipped { .. } => vec![to("undo it", pitcrew(about, "skip", " --undo"))],
-        Reason::NodeNotReady => {
+        Reason::NodeNotReady { .. } => {
             let mut all = vec![to("see why", format!("kubectl describe node {node}"))];
             all.extend(leave_out(about));
             all

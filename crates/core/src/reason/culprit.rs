@@ -23,7 +23,7 @@ pub fn culprits(about: &About<'_>) -> Vec<Thing> {
         Reason::NoSlot { limit, .. } => slot_holders(about, limit),
         Reason::Skipped { .. }
         | Reason::OtherDriver { .. }
-        | Reason::NodeNotReady
+        | Reason::NodeNotReady { .. }
         | Reason::FailedWithoutRecord
         | Reason::UnknownLabel { .. }
         | Reason::LabelChanged { .. }

@@ -35,7 +35,7 @@ impl Reason {
     pub fn motion(&self) -> Motion {
         match self {
             Reason::DriverNotReady { .. }
-            | Reason::NodeNotReady
+            | Reason::NodeNotReady { .. }
             | Reason::BudgetBlocks { .. }
             | Reason::BudgetNever { .. }
             | Reason::PodStuck { .. }
@@ -67,7 +67,7 @@ pub fn next(about: &About<'_>) -> Option<Next> {
         }
         Reason::Skipped { .. } => "nothing, as long as the label is there".to_owned(),
         Reason::OtherDriver { driver } => format!("starts when driver {driver} is done on this node"),
-        Reason::NodeNotReady => "starts when the node is Ready and has a slot".to_owned(),
+        Reason::NodeNotReady { until: None } => "starts when the node is Ready and has a slot".to_owned(),
         Reason::WaitingForJobs { until: None, .. } => {
             "waits as long as they take (waitForCompletion.timeoutSeconds is 0)".to_owned()
         }
@@ -91,6 +91,7 @@ pub fn next(about: &About<'_>) -> Option<Next> {
             "starts when that pod has gone, or the policy allows to evict it".to_owned()
         }
         Reason::NoDriverPod { until: Some(_), .. }
+        | Reason::NodeNotReady { until: Some(_) }
         | Reason::DriverStopping { .. }
         | Reason::DriverStarting { .. }
         | Reason::Validating { .. } => failed(),

@@ -4,7 +4,7 @@
 //! name of the node or pod, not from a running generator: what happens on one node does not depend on what
 //! happened elsewhere before.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -122,6 +122,8 @@ pub struct Behaviour {
     pub jobs: Vec<JobRule>,
     /// Nodes whose kubelet is dead: `NotReady`, and nothing happens on them.
     pub down: BTreeSet<String>,
+    /// How often nodes have booted since the beginning; a node that boots starts all its pods again.
+    pub boots: BTreeMap<String, u32>,
     /// Nodes whose validator never gets Ready, whatever the driver does.
     pub unproven: BTreeSet<String>,
 }

@@ -251,7 +251,6 @@ fn new_pod(set: &DaemonSet, hash: &str, node: &str) -> Pod {
     let mut pod = pod_of(set, &set.spec.template);
     pod.metadata.labels.get_or_insert_default().insert(REVISION_HASH.into(), hash.to_owned());
     if let Some(spec) = &mut pod.spec {
-        spec.node_name = Some(node.to_owned());
         spec.tolerations.get_or_insert_default().extend(tolerations());
         let pinned = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
             {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}

@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Node, NodeCondition, Pod};
+use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeSystemInfo, Pod};
 use kube::{Api, Client, ResourceExt};
+use pitcrew_core::contract::{DEFAULT_LABEL_DOMAIN, Keys};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -22,6 +23,7 @@ use super::operator::{DEPLOY_DRIVER, DRIVER_APP, DRIVER_COMPONENT, VALIDATOR_APP
 use super::pod_life::{Course, Life};
 use super::pod_status::status_of;
 use super::queue::Queue;
+use super::render::SAFE_LOAD_CONTAINER;
 use super::write::{Holds, Write};
 
 /// On a pod: it ends by itself after so many seconds.
@@ -48,6 +50,8 @@ pub(super) struct Kubelets {
     lives: BTreeMap<Key, Life>,
     /// When each terminating pod began to stop.
     stopping: BTreeMap<Key, Instant>,
+    /// The annotation by which driver pods ask for a safe moment.
+    safe_load: String,
 }
 
 /// What a pod is for.
@@ -75,6 +79,7 @@ impl Kubelets {
             pods_on: Index::default(),
             lives: BTreeMap::new(),
             stopping: BTreeMap::new(),
+            safe_load: Keys::new(&"gpu".into(), DEFAULT_LABEL_DOMAIN).safe_load,
             client,
         }
     }
@@ -104,17 +109,23 @@ impl Kubelets {
         self.pods.cache.iter().for_each(|(key, _)| queue.add(Task::Pod(key.clone())));
     }
 
-    /// Keeps the Ready condition true, or unknown on a node whose kubelet is dead.
+    /// Keeps the Ready condition true, or unknown on a node whose kubelet is dead, and the boot ID.
     fn look_node(&self, name: &str) -> Option<Write<Self>> {
         let node = self.nodes.cache.get(&Key::new("", name))?;
+        let info = node.status.as_ref().and_then(|status| status.node_info.clone()).unwrap_or_default();
+        let boot_id = match self.boot(name) {
+            0 => info.boot_id.clone(),
+            boot => format!("boot-{boot}"),
+        };
         let (wanted, reason) =
             if self.is_down(name) { ("Unknown", "NodeStatusUnknown") } else { ("True", "KubeletReady") };
         let mut conditions =
             node.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
         let known = conditions.iter().position(|condition| condition.type_ == "Ready");
-        if known.is_some_and(|at| conditions[at].status == wanted) {
+        if known.is_some_and(|at| conditions[at].status == wanted) && info.boot_id == boot_id {
             return None;
         }
+        let info = NodeSystemInfo { boot_id, ..info };
         let now = Some(self.clock.now());
         let ready = NodeCondition {
             type_: "Ready".into(),
@@ -128,36 +139,52 @@ impl Kubelets {
             Some(at) => conditions[at] = ready,
             None => conditions.push(ready),
         }
-        Some(Write::status(&self.client, node.as_ref(), &json!({"conditions": conditions})))
+        let status = json!({"conditions": conditions, "nodeInfo": info});
+        Some(Write::status(&self.client, node.as_ref(), &status))
     }
 
-    fn look_pod(&mut self, key: &Key, queue: &mut Queue<Task>) -> Option<Write<Self>> {
-        let pod = self.pods.cache.get(key)?.clone();
-        let node_name = node_of(&pod)?;
-        let node = self.nodes.cache.get(&Key::new("", node_name))?.clone();
-        if self.is_down(node_name) {
-            return None;
-        }
+    fn look_pod(&mut self, key: &Key, queue: &mut Queue<Task>) -> Vec<Write<Self>> {
+        let Some(pod) = self.pods.cache.get(key).cloned() else { return Vec::new() };
+        let node = node_of(&pod).and_then(|name| self.nodes.cache.get(&Key::new("", name)).cloned());
+        let Some(node) = node.filter(|node| !self.is_down(&node.name_any())) else { return Vec::new() };
         let now = Instant::now();
         if is_terminating(pod.as_ref()) {
-            return self.stop(key, &pod, now, queue);
+            return self.stop(key, &pod, now, queue).into_iter().collect();
         }
-        let time = self.clock.now();
-        let driver = self.driver_on(&node);
-        let course = self.course(&pod, node_name, driver.as_deref());
-        let life =
-            self.lives.entry(key.clone()).or_insert_with(|| Life::of(&pod, time.clone(), driver.as_deref()));
+        self.live(key, &pod, &node, now, queue)
+    }
+
+    /// Brings a pod to where it is in its life by now, and tells.
+    fn live(
+        &mut self,
+        key: &Key,
+        pod: &Arc<Pod>,
+        node: &Node,
+        now: Instant,
+        queue: &mut Queue<Task>,
+    ) -> Vec<Write<Self>> {
+        let (name, time) = (node.name_any(), self.clock.now());
+        let (boot, driver) = (self.boot(&name), self.driver_on(node));
+        let mut course = self.course(pod, &name, driver.as_deref());
+        let begin = || Life::of(pod, time.clone(), driver.as_deref(), boot);
+        let life = self.lives.entry(key.clone()).or_insert_with(begin);
+        life.live_in(boot);
+        if asks_first(pod) && !life.may_load(node.annotations().contains_key(&self.safe_load)) {
+            course = Course::Ask { start: course.start() };
+        }
         if let Some(at) = life.advance(&course, now, &time) {
             queue.add_at(Task::Pod(key.clone()), at);
         }
-        if !life.has_begun() {
-            return None;
+        let mut writes = Vec::new();
+        if life.wants_to_load() {
+            let wish = json!({"metadata": {"annotations": {&self.safe_load: "true"}}});
+            writes.push(Write::patch(&self.client, node, wish));
         }
-        let status = status_of(&pod, life, &time);
-        if pod.status.as_ref() == Some(&status) {
-            return None;
+        let status = status_of(pod, life, &time);
+        if life.has_begun() && pod.status.as_ref() != Some(&status) {
+            writes.push(Write::status(&self.client, pod.as_ref(), &status));
         }
-        Some(Write::status(&self.client, pod.as_ref(), &status))
+        writes
     }
 
     /// Lets the pod end in its own time, but not beyond its grace period, then removes it.
@@ -247,9 +274,19 @@ impl Kubelets {
         ready.next()?.metadata.uid.clone()
     }
 
+    fn boot(&self, node: &str) -> u32 {
+        self.behaviour.borrow().boots.get(node).copied().unwrap_or(0)
+    }
+
     fn is_down(&self, node: &str) -> bool {
         self.behaviour.borrow().down.contains(node)
     }
+}
+
+/// Whether a driver pod loads its driver only when somebody says so.
+fn asks_first(pod: &Pod) -> bool {
+    let init = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref());
+    init.into_iter().flatten().any(|container| container.name == SAFE_LOAD_CONTAINER)
 }
 
 fn role(pod: &Pod) -> Role {
@@ -289,8 +326,11 @@ impl Actor for Kubelets {
     fn route(&mut self, queue: &mut Queue<Task>) {
         for change in self.nodes.cache.take_changes() {
             queue.add(Task::Node(change.key.name.clone()));
-            // A node that comes up finds its pods waiting.
-            if change.old.is_none() {
+            let asked = |node: Option<&Arc<Node>>| {
+                node.is_some_and(|node| node.annotations().contains_key(&self.safe_load))
+            };
+            // A node that comes up finds its pods waiting, as does one on which a driver may be loaded now.
+            if change.old.is_none() || asked(change.old.as_ref()) != asked(change.new.as_ref()) {
                 self.pods_on.get(&change.key.name).for_each(|key| queue.add(Task::Pod(key.clone())));
             }
         }
@@ -306,7 +346,7 @@ impl Actor for Kubelets {
                 Vec::new()
             }
             Task::Node(name) => self.look_node(name).into_iter().collect(),
-            Task::Pod(key) => self.look_pod(key, queue).into_iter().collect(),
+            Task::Pod(key) => self.look_pod(key, queue),
         }
     }
 }

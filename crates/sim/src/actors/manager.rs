@@ -19,7 +19,7 @@ use super::daemon_set::DaemonSets;
 use super::drive::Actor;
 use super::gc::Collector;
 use super::job::Jobs;
-use super::object::{controller_of, controller_uid, is_terminating, node_of};
+use super::object::{controller_of, controller_uid, is_terminating, meant_for};
 use super::queue::Queue;
 use super::scheduler::Scheduler;
 use super::world::World;
@@ -105,7 +105,7 @@ impl Manager {
                 let key = Key::new(change.key.namespace.as_str(), owner.name.as_str());
                 match owner.kind.as_str() {
                     "DaemonSet" => {
-                        owners.extend(node_of(pod).map(|node| Task::DaemonNode(key, node.to_owned())));
+                        owners.extend(meant_for(pod).map(|node| Task::DaemonNode(key, node.to_owned())));
                     }
                     "ReplicaSet" => owners.extend([Task::ReplicaSet(key)]),
                     "StatefulSet" => owners.extend([Task::StatefulSet(key)]),
@@ -126,8 +126,8 @@ impl Manager {
         }
         if let (None, Some(pod)) = (&change.old, &change.new) {
             self.collector.note_dependent(&self.world, pod.as_ref(), queue);
-            if node_of(pod).is_some_and(|node| self.world.node(node).is_none()) {
-                gc::note_orphan(node_of(pod).unwrap_or_default(), queue);
+            if meant_for(pod).is_some_and(|node| self.world.node(node).is_none()) {
+                gc::note_orphan(meant_for(pod).unwrap_or_default(), queue);
             }
         }
     }

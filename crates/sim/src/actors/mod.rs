@@ -52,10 +52,11 @@ pub use behaviour::{Behaviour, BehaviourHandle, DriverFault, Fault, JobRule, Nod
 pub(crate) use cache::{Informer, changed};
 pub use kubelet::{RUN_SECONDS, STOP_SECONDS};
 pub(crate) use object::is_ready;
-pub(crate) use operator::cluster_policy_kind;
 pub use operator::{
-    DEPLOY_DRIVER, DEPLOY_VALIDATOR, DRIVER_APP, DRIVER_COMPONENT, GPU_PRESENT, NAMESPACE, VALIDATOR_APP,
+    DEPLOY_DRIVER, DEPLOY_VALIDATOR, DRIVER_APP, DRIVER_COMPONENT, GPU_PRESENT, KERNEL, NAMESPACE,
+    VALIDATOR_APP,
 };
+pub(crate) use operator::{cluster_policy_kind, nvidia_driver_kind};
 
 use clock::Clock;
 use drive::drive;

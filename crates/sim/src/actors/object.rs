@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Pod, PodCondition, PodTemplateSpec};
+use k8s_openapi::api::core::v1::{Pod, PodCondition, PodSpec, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use kube::{Resource, ResourceExt};
 
@@ -33,6 +33,21 @@ pub(crate) fn is_finished(pod: &Pod) -> bool {
 /// Counts as a replica: neither finished nor on its way out.
 pub(crate) fn is_active(pod: &Pod) -> bool {
     !is_finished(pod) && !is_terminating(pod)
+}
+
+/// The node that a pod is on, or the one that its DaemonSet made it for.
+pub(super) fn meant_for(pod: &Pod) -> Option<&str> {
+    node_of(pod).or_else(|| pinned_to(pod.spec.as_ref()?))
+}
+
+/// The node that a DaemonSet's pod is pinned to.
+pub(super) fn pinned_to(spec: &PodSpec) -> Option<&str> {
+    let affinity = spec.affinity.as_ref()?.node_affinity.as_ref()?;
+    let required = affinity.required_during_scheduling_ignored_during_execution.as_ref()?;
+    let [term] = required.node_selector_terms.as_slice() else { return None };
+    let [field] = term.match_fields.as_deref()? else { return None };
+    let by_name = field.key == "metadata.name" && field.operator == "In";
+    field.values.as_ref()?.first().filter(|_| by_name).map(String::as_str)
 }
 
 /// The node a pod is bound to.

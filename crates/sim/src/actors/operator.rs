@@ -1,7 +1,7 @@
 //! A GPU operator, as much of it as an upgrade meets: renders ClusterPolicy and NVIDIADrivers into DaemonSets and
 //! tells each node which NVIDIADriver it belongs to. Runs in the embedded cluster and on a real control plane.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Node;
@@ -30,6 +30,8 @@ pub const DEPLOY_DRIVER: &str = "nvidia.com/gpu.deploy.driver";
 pub const DEPLOY_VALIDATOR: &str = "nvidia.com/gpu.deploy.operator-validator";
 /// On nodes with GPUs.
 pub const GPU_PRESENT: &str = "nvidia.com/gpu.present";
+/// A node's kernel, for which precompiled drivers are made.
+pub const KERNEL: &str = "feature.node.kubernetes.io/kernel-version.full";
 /// Names a node's NVIDIADriver.
 pub(super) const DRIVER_OWNER: &str = "nvidia.com/gpu-operator.driver.owner";
 /// A hash of what was rendered; the operator writes again only when it differs.
@@ -76,7 +78,8 @@ impl Operator {
     }
 
     fn render(&self) -> Vec<Write<Self>> {
-        let policies = self.policies.cache.iter().flat_map(|(_, policy)| of_cluster_policy(policy));
+        let kernels = self.kernels();
+        let policies = self.policies.cache.iter().flat_map(|(_, policy)| of_cluster_policy(policy, &kernels));
         let drivers = self.drivers.cache.iter().filter_map(|(_, driver)| of_nvidia_driver(driver));
         let wanted: BTreeMap<Key, DaemonSet> =
             policies.chain(drivers).map(|set| (Key::of(&set), set)).collect();
@@ -85,6 +88,11 @@ impl Operator {
         let deletes: Vec<_> =
             surplus.map(|(_, set)| Write::delete(&self.client, set.as_ref(), None)).collect();
         wanted.into_values().filter_map(|set| self.ensure(set)).chain(deletes).collect()
+    }
+
+    fn kernels(&self) -> BTreeSet<String> {
+        let nodes = self.nodes.cache.iter();
+        nodes.filter_map(|(_, node)| kernel(Some(node)).map(str::to_owned)).collect()
     }
 
     fn ensure(&self, wanted: DaemonSet) -> Option<Write<Self>> {
@@ -142,6 +150,10 @@ impl Operator {
     }
 }
 
+fn kernel(node: Option<&Node>) -> Option<&str> {
+    value(node?.metadata.labels.as_ref(), KERNEL)
+}
+
 fn is_ours(set: &DaemonSet) -> bool {
     controller_of(set).is_some_and(|owner| matches!(owner.kind.as_str(), "ClusterPolicy" | "NVIDIADriver"))
 }
@@ -167,10 +179,11 @@ impl Actor for Operator {
         let drivers = !self.drivers.cache.take_changes().is_empty();
         // Counts in a status are none of the operator's business.
         let meddled = self.daemon_sets.cache.take_changes().iter().any(super::manager::spec_changed);
-        if asked || drivers || meddled {
+        let nodes = self.nodes.cache.take_changes();
+        let kernels = nodes.iter().any(|node| kernel(node.old.as_deref()) != kernel(node.new.as_deref()));
+        if asked || drivers || meddled || kernels {
             queue.add(Task::Render);
         }
-        let nodes = self.nodes.cache.take_changes();
         if drivers {
             self.nodes.cache.iter().for_each(|(key, _)| queue.add(Task::Claim(key.name.clone())));
         }

@@ -30,13 +30,21 @@ pub(super) enum Course {
     Hang { start: Duration },
     /// Starts anew whenever the driver does; `driver` is who provides it now.
     Follow { start: Duration, driver: Option<String> },
+    /// Its init container waits for a safe moment to load the driver.
+    Ask { start: Duration },
 }
 
 /// What the main container is doing.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Container {
     Creating,
-    Running { since: Time },
+    /// The last init container runs.
+    Initializing {
+        since: Time,
+    },
+    Running {
+        since: Time,
+    },
     BackingOff,
     NoImage,
     Exited(Exit),
@@ -69,7 +77,17 @@ enum Stage {
     },
     /// A follower without a driver.
     Waiting,
+    /// Not before somebody says that the driver may load.
+    Asking,
     Over,
+}
+
+/// The hand-shake of a driver pod that loads only at a safe moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Load {
+    Unasked,
+    Asked,
+    Granted,
 }
 
 /// Where a pod is in its life.
@@ -85,11 +103,14 @@ pub(super) struct Life {
     stage: Stage,
     follows: Option<String>,
     failures: u32,
+    load: Load,
+    /// The node's boot in which it lives.
+    boot: u32,
 }
 
 impl Life {
     /// Takes up a pod where its status says it is: pods outlive the actor that plays their kubelet.
-    pub(super) fn of(pod: &Pod, now: Time, driver: Option<&str>) -> Self {
+    pub(super) fn of(pod: &Pod, now: Time, driver: Option<&str>, boot: u32) -> Self {
         let status = pod.status.as_ref();
         let first = status.and_then(|status| status.container_statuses.as_ref()?.first());
         let running = first.and_then(|first| first.state.as_ref()?.running.as_ref()?.started_at.clone());
@@ -101,6 +122,7 @@ impl Life {
         };
         Self {
             uid: pod.metadata.uid.clone().unwrap_or_default(),
+            load: if running.is_some() { Load::Granted } else { Load::Unasked },
             container: running.map_or(Container::Creating, |since| Container::Running { since }),
             ready,
             restarts: first.map_or(0, |first| first.restart_count),
@@ -109,12 +131,38 @@ impl Life {
             stage,
             follows: driver.filter(|_| ready).map(str::to_owned),
             failures: 0,
+            boot,
         }
     }
 
-    /// Whether the kubelet has something to report: nothing is written before containers start.
+    /// Whether the kubelet has something to report: nothing is written before containers start for the first time.
     pub(super) fn has_begun(&self) -> bool {
-        self.container != Container::Creating
+        self.container != Container::Creating || self.restarts > 0
+    }
+
+    /// A node that booted starts all its pods again.
+    pub(super) fn live_in(&mut self, boot: u32) {
+        if self.boot == boot || self.stage == Stage::Over {
+            return;
+        }
+        self.restarts += i32::from(self.has_begun());
+        (self.boot, self.container, self.ready) = (boot, Container::Creating, false);
+        (self.stage, self.load, self.follows) = (Stage::New, Load::Unasked, None);
+    }
+
+    /// Whether the driver may be loaded, given that the node says that somebody waits for that (or does not).
+    pub(super) fn may_load(&mut self, somebody_waits: bool) -> bool {
+        self.load = match (self.load, somebody_waits) {
+            (Load::Unasked, true) if self.stage == Stage::Asking => Load::Asked,
+            (Load::Asked, false) => Load::Granted,
+            (load, _) => load,
+        };
+        self.load == Load::Granted
+    }
+
+    /// It should ask now.
+    pub(super) fn wants_to_load(&self) -> bool {
+        self.stage == Stage::Asking && self.load == Load::Unasked
     }
 
     /// Moves on to where the pod is at `now`; returns when to look again.
@@ -146,6 +194,7 @@ impl Life {
             Stage::Warming { at } if now >= at => self.warmed_up(course, now, time),
             Stage::BackingOff { until } if now >= until => self.start(course, now, time),
             Stage::Ready { until } => self.while_ready(course, until, now, time),
+            Stage::Asking if !matches!(course, Course::Ask { .. }) => self.start(course, now, time),
             _ => {}
         }
     }
@@ -154,6 +203,11 @@ impl Life {
         if let Course::NoImage { .. } = course {
             self.container = Container::NoImage;
             self.back_off(now);
+            return;
+        }
+        if let Course::Ask { .. } = course {
+            self.container = Container::Initializing { since: time.clone() };
+            self.stage = Stage::Asking;
             return;
         }
         if matches!(self.container, Container::Running { .. } | Container::BackingOff) {
@@ -238,14 +292,15 @@ impl Life {
 }
 
 impl Course {
-    fn start(&self) -> Duration {
+    pub(super) fn start(&self) -> Duration {
         match self {
             Self::Run { start, .. }
             | Self::Finish { start, .. }
             | Self::Crash { start, .. }
             | Self::NoImage { start }
             | Self::Hang { start }
-            | Self::Follow { start, .. } => *start,
+            | Self::Follow { start, .. }
+            | Self::Ask { start } => *start,
         }
     }
 }

@@ -16,15 +16,15 @@ pub(super) fn status_of(pod: &Pod, life: &Life, now: &Time) -> PodStatus {
     status.start_time = Some(life.since.clone());
     status.container_statuses =
         spec.map(|spec| spec.containers.iter().map(|container| main_status(container, life)).collect());
-    status.init_container_statuses = spec
-        .and_then(|spec| spec.init_containers.as_ref())
-        .map(|containers| containers.iter().map(|container| init_status(container, life)).collect());
+    status.init_container_statuses =
+        spec.and_then(|spec| spec.init_containers.as_ref()).map(|containers| init_statuses(containers, life));
     let finished = matches!(life.container, Container::Exited(_));
     let reason = (!life.ready).then_some(if finished { "PodCompleted" } else { "ContainersNotReady" });
     let conditions = status.conditions.get_or_insert_default();
     set(conditions, "PodScheduled", true, None, now);
     set(conditions, "PodReadyToStartContainers", true, None, now);
-    set(conditions, "Initialized", true, None, now);
+    let initialized = !matches!(life.container, Container::Initializing { .. });
+    set(conditions, "Initialized", initialized, None, now);
     set(conditions, "ContainersReady", life.ready, reason, now);
     set(conditions, "Ready", life.ready, reason, now);
     status
@@ -32,7 +32,8 @@ pub(super) fn status_of(pod: &Pod, life: &Life, now: &Time) -> PodStatus {
 
 fn phase(life: &Life) -> &'static str {
     match &life.container {
-        Container::Creating | Container::NoImage => "Pending",
+        Container::Creating if life.restarts > 0 => "Running",
+        Container::Creating | Container::Initializing { .. } | Container::NoImage => "Pending",
         Container::Running { .. } | Container::BackingOff => "Running",
         Container::Exited(exit) if exit.code == 0 => "Succeeded",
         Container::Exited(_) => "Failed",
@@ -64,6 +65,7 @@ fn main_status(container: &ContainerSpec, life: &Life) -> ContainerStatus {
     let image = container.image.clone().unwrap_or_default();
     let state = match &life.container {
         Container::Creating => waiting("ContainerCreating", None),
+        Container::Initializing { .. } => waiting("PodInitializing", None),
         Container::NoImage => {
             waiting("ImagePullBackOff", Some(format!("Back-off pulling image \"{image}\"")))
         }
@@ -89,17 +91,25 @@ fn main_status(container: &ContainerSpec, life: &Life) -> ContainerStatus {
     }
 }
 
-/// Init containers have done their work by the time anything is reported.
-fn init_status(container: &ContainerSpec, life: &Life) -> ContainerStatus {
+/// Init containers have done their work by the time anything is reported, but for the last one of a pod that waits.
+fn init_statuses(containers: &[ContainerSpec], life: &Life) -> Vec<ContainerStatus> {
     let done = Exit { started: life.since.clone(), at: life.since.clone(), code: 0, message: String::new() };
-    ContainerStatus {
-        name: container.name.clone(),
-        image: container.image.clone().unwrap_or_default(),
-        ready: true,
-        started: Some(false),
-        state: Some(terminated(&done)),
-        ..ContainerStatus::default()
-    }
+    let last = containers.len().saturating_sub(1);
+    let status = |(index, container): (usize, &ContainerSpec)| {
+        let state = match &life.container {
+            Container::Initializing { since } if index == last => running(since),
+            _ => terminated(&done),
+        };
+        ContainerStatus {
+            name: container.name.clone(),
+            image: container.image.clone().unwrap_or_default(),
+            ready: state.terminated.is_some(),
+            started: Some(state.running.is_some()),
+            state: Some(state),
+            ..ContainerStatus::default()
+        }
+    };
+    containers.iter().enumerate().map(status).collect()
 }
 
 fn running(since: &Time) -> ContainerState {

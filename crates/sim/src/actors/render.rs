@@ -1,5 +1,7 @@
 //! The operator's DaemonSets, from a ClusterPolicy or an NVIDIADriver. Values in, objects out.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::core::DynamicObject;
@@ -7,26 +9,41 @@ use serde_json::{Value, json};
 
 use super::object::{fnv, hash_name};
 use super::operator::{
-    DEPLOY_DRIVER, DEPLOY_VALIDATOR, DRIVER_APP, DRIVER_COMPONENT, DRIVER_OWNER, LAST_APPLIED, NAMESPACE,
-    VALIDATOR_APP,
+    DEPLOY_DRIVER, DEPLOY_VALIDATOR, DRIVER_APP, DRIVER_COMPONENT, DRIVER_OWNER, KERNEL, LAST_APPLIED,
+    NAMESPACE, VALIDATOR_APP,
 };
 
 /// What every node image of the simulated fleet runs.
 const OS_TAG: &str = "ubuntu22.04";
 const MANAGER_IMAGE: &str = "nvcr.io/nvidia/cloud-native/k8s-driver-manager:v0.8.0";
+const SAFE_LOAD_IMAGE: &str = "ghcr.io/mellanox/network-operator-init-container:v0.0.3";
 const VALIDATOR_IMAGE: &str = "nvcr.io/nvidia/cloud-native/gpu-operator-validator:v25.3.0";
 
-/// What a ClusterPolicy asks for.
-pub(super) fn of_cluster_policy(policy: &DynamicObject) -> Vec<DaemonSet> {
+/// The init container that waits for a safe moment to load the driver.
+pub(super) const SAFE_LOAD_CONTAINER: &str = "network-operator-init-container";
+
+/// What a ClusterPolicy asks for, on nodes with these kernels.
+pub(super) fn of_cluster_policy(policy: &DynamicObject, kernels: &BTreeSet<String>) -> Vec<DaemonSet> {
     let spec = &policy.data["spec"];
     let owner = owner("nvidia.com/v1", "ClusterPolicy", policy);
     let driver = &spec["driver"];
     let own_driver =
         driver["enabled"] != false && driver["useNvidiaDriverCRD"] != true && driver["version"].is_string();
-    let selector = json!({DEPLOY_DRIVER: "true"});
     let mut sets = Vec::new();
     let extra = &spec["daemonsets"]["labels"];
-    sets.extend(own_driver.then(|| driver_set(DRIVER_APP, driver, &selector, extra, &owner)).flatten());
+    let driver_set = |name: &str, selector: Value| {
+        let place = Place { name, app: DRIVER_APP, node_selector: &selector };
+        driver_set(&place, driver, extra, &owner)
+    };
+    if own_driver && driver["usePrecompiled"] == true {
+        // One for each kernel, all under one label.
+        sets.extend(kernels.iter().filter_map(|kernel| {
+            let name = format!("{DRIVER_APP}-{kernel}-{OS_TAG}");
+            driver_set(&name, json!({DEPLOY_DRIVER: "true", KERNEL: kernel}))
+        }));
+    } else if own_driver {
+        sets.extend(driver_set(DRIVER_APP, json!({DEPLOY_DRIVER: "true"})));
+    }
     if spec["validator"]["enabled"] != false {
         sets.extend(validator_set(&owner));
     }
@@ -39,7 +56,15 @@ pub(super) fn of_nvidia_driver(driver: &DynamicObject) -> Option<DaemonSet> {
     let name = format!("nvidia-gpu-driver-{}-{}", OS_TAG.replace('.', ""), hash_name(&owner.uid));
     let selector = json!({DEPLOY_DRIVER: "true", DRIVER_OWNER: owner.name});
     let spec = &driver.data["spec"];
-    driver_set(&name, spec, &selector, &spec["labels"], &owner)
+    let place = Place { name: &name, app: &name, node_selector: &selector };
+    driver_set(&place, spec, &spec["labels"], &owner)
+}
+
+/// A driver DaemonSet's name, its `app` label, and the nodes that it is for.
+struct Place<'a> {
+    name: &'a str,
+    app: &'a str,
+    node_selector: &'a Value,
 }
 
 fn owner(api_version: &str, kind: &str, object: &DynamicObject) -> OwnerReference {
@@ -54,12 +79,12 @@ fn owner(api_version: &str, kind: &str, object: &DynamicObject) -> OwnerReferenc
 }
 
 fn driver_set(
-    name: &str,
+    place: &Place<'_>,
     driver: &Value,
-    node_selector: &Value,
     extra_labels: &Value,
     owner: &OwnerReference,
 ) -> Option<DaemonSet> {
+    let Place { name, app, node_selector } = place;
     let version = driver["version"].as_str()?;
     let repository = driver["repository"].as_str().unwrap_or("nvcr.io/nvidia");
     let image = format!("{repository}/{}:{version}-{OS_TAG}", driver["image"].as_str().unwrap_or("driver"));
@@ -69,13 +94,19 @@ fn driver_set(
     let installed = json!([image, env, MANAGER_IMAGE, manager_env, driver["kernelModuleType"]]);
     let digest =
         json!({"name": "DRIVER_CONFIG_DIGEST", "value": fnv(installed.to_string().as_bytes()).to_string()});
-    let labels = json!({"app": name, "app.kubernetes.io/component": DRIVER_COMPONENT});
+    let labels = json!({"app": app, "app.kubernetes.io/component": DRIVER_COMPONENT});
+    let mut init = vec![
+        json!({"name": "k8s-driver-manager", "image": MANAGER_IMAGE, "env": with(manager_env, &digest)}),
+    ];
+    if driver["safeLoad"] == true {
+        init.push(json!({"name": SAFE_LOAD_CONTAINER, "image": SAFE_LOAD_IMAGE}));
+    }
     let pod = json!({
         "serviceAccountName": "nvidia-driver",
         "nodeSelector": node_selector,
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "priorityClassName": "system-node-critical",
-        "initContainers": [{"name": "k8s-driver-manager", "image": MANAGER_IMAGE, "env": with(manager_env, &digest)}],
+        "initContainers": init,
         "containers": [{"name": "nvidia-driver-ctr", "image": image, "env": with(env, &digest)}],
     });
     let mut set = daemon_set(name, &labels, "OnDelete", &pod, owner)?;
@@ -157,7 +188,8 @@ mod tests {
 
     #[test]
     fn the_version_decides_image_and_digest() {
-        let of = |version: &str| of_cluster_policy(&policy(&json!({"driver": {"version": version}})));
+        let none = BTreeSet::new();
+        let of = |version: &str| of_cluster_policy(&policy(&json!({"driver": {"version": version}})), &none);
         let sets = of("535.104.05");
         let names: Vec<_> = sets.iter().map(|set| set.metadata.name.as_deref().unwrap_or_default()).collect();
         assert_eq!(names, ["nvidia-driver-daemonset", "nvidia-operator-validator"]);
@@ -169,8 +201,18 @@ mod tests {
 
     #[test]
     fn the_policy_can_leave_drivers_to_the_other_resource() {
-        let sets =
-            of_cluster_policy(&policy(&json!({"driver": {"version": "1", "useNvidiaDriverCRD": true}})));
-        assert_eq!(sets.len(), 1);
+        let spec = json!({"driver": {"version": "1", "useNvidiaDriverCRD": true}});
+        assert_eq!(of_cluster_policy(&policy(&spec), &BTreeSet::new()).len(), 1);
+    }
+
+    #[test]
+    fn precompiled_drivers_are_one_for_each_kernel() {
+        let spec =
+            json!({"driver": {"version": "1", "usePrecompiled": true}, "validator": {"enabled": false}});
+        let kernels = BTreeSet::from(["5.15.0-84".to_owned(), "6.8.0-31".to_owned()]);
+        let sets = of_cluster_policy(&policy(&spec), &kernels);
+        assert_eq!(sets.len(), 2);
+        let app = |set: &DaemonSet| set.spec.selector.match_labels.clone();
+        assert_eq!(app(&sets[0]), app(&sets[1]));
     }
 }

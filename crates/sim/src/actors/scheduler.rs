@@ -18,7 +18,7 @@ use serde_json::Value;
 use super::cache::{Change, Key};
 use super::clock::Clock;
 use super::manager::Manager;
-use super::object::{is_finished, is_terminating, node_of, pod_condition};
+use super::object::{is_finished, is_terminating, node_of, pinned_to, pod_condition};
 use super::placement::{selects, taints, tolerates, tolerates_all};
 use super::quantity::milli;
 use super::world::World;
@@ -152,6 +152,10 @@ impl Scheduler {
         let wanted = requests(spec);
         let fits = |(_, room): &(&String, &Room)| room.takes(spec, &wanted);
         let best = |(name, room)| (Room::rank(room, spec), name);
+        if let Some(only) = pinned_to(spec) {
+            let there = self.nodes.get_key_value(only).filter(|place| fits(place));
+            return there.map(|(name, _)| name.clone());
+        }
         let among = among.map(|names| names.iter().filter_map(|name| self.nodes.get_key_value(name)));
         let chosen = match among {
             Some(nodes) => nodes.filter(fits).map(best).min().map(|(_, name)| name),

@@ -9,7 +9,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{Api, Client};
 
 use super::cache::{Change, Index, Informer, Key, Source};
-use super::object::{controller_uid, node_of};
+use super::object::{controller_uid, meant_for};
 
 /// Shared caches and indexes.
 pub(super) struct World {
@@ -70,7 +70,7 @@ impl World {
     pub(super) fn index_pod(&mut self, change: &Change<Pod>) {
         let (old, new) = (change.old.as_deref(), change.new.as_deref());
         self.pods_of.shift(&change.key, old.and_then(controller_uid), new.and_then(controller_uid));
-        self.pods_on.shift(&change.key, old.and_then(node_of), new.and_then(node_of));
+        self.pods_on.shift(&change.key, old.and_then(meant_for), new.and_then(meant_for));
     }
 
     /// The pods that `owner` controls.

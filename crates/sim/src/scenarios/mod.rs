@@ -8,8 +8,10 @@ use serde_json::{Value, json};
 
 use crate::actors::{Behaviour, Fault, Nodes};
 use crate::fleet::{Fleet, Workload};
-use crate::scenario::{Broken, On, Outcome, Scenario, Stage, WHOLE_WALK, must};
+use crate::scenario::{On, Outcome, Scenario, Stage, WHOLE_WALK, must};
 
+mod machines;
+mod policies;
 mod reported;
 
 const NEW: &str = "565.57.01";
@@ -21,6 +23,8 @@ const STATE_LABEL: &str = "nvidia.com/gpu-driver-upgrade-state";
 pub fn all() -> Vec<Scenario> {
     let mut all = documented();
     all.extend(reported::all());
+    all.extend(machines::all());
+    all.extend(policies::all());
     all
 }
 
@@ -82,7 +86,7 @@ fn documented() -> Vec<Scenario> {
 
 fn scenario(name: &'static str, fleet: Fleet, script: crate::scenario::Script) -> Scenario {
     let (behaviour, policy) = (Behaviour::default(), None);
-    Scenario { name, shows: &[], on: On::Both, fleet, behaviour, policy, script }
+    Scenario { name, shows: &[], on: On::Both, fleet, behaviour, policy, own_node: None, script }
 }
 
 /// Nodes without work on them: the walk itself is what matters.
@@ -205,7 +209,7 @@ async fn second_version(stage: &mut Stage) -> Outcome {
     stage.set_version(NEWER).await?;
     stage.until_done().await?;
     let versions = stage.driver_versions().await?;
-    must(versions.iter().all(|v| v == NEWER), || format!("drivers are {versions:?}"))?;
+    must(versions.values().all(|v| v == NEWER), || format!("drivers are {versions:?}"))?;
     whole_walks(stage, &stage.trace())
 }
 
@@ -218,28 +222,4 @@ async fn killed(stage: &mut Stage) -> Outcome {
     let trace = stage.trace();
     must(trace.most_out <= 3, || format!("{} nodes were out, 3 allowed", trace.most_out))?;
     whole_walks(stage, &trace)
-}
-
-impl Stage {
-    /// What was recorded so far.
-    pub fn trace(&self) -> crate::scenario::Trace {
-        self.scene().into_trace()
-    }
-
-    /// The version that each node's driver pod really is of.
-    pub async fn driver_versions(&self) -> Result<Vec<String>, Broken> {
-        use k8s_openapi::api::core::v1::Pod;
-        use kube::api::ListParams;
-        use pitcrew_core::version::DriverVersion;
-        let api = kube::Api::<Pod>::namespaced(self.cluster().admin.clone(), crate::actors::NAMESPACE);
-        let pods =
-            api.list(&ListParams::default().labels(&format!("app={}", crate::actors::DRIVER_APP))).await?;
-        let image = |pod: &Pod| pod.spec.as_ref()?.containers.first()?.image.clone();
-        Ok(pods
-            .iter()
-            .filter_map(image)
-            .filter_map(|i| DriverVersion::from_image(&i))
-            .map(|v| v.to_string())
-            .collect())
-    }
 }

@@ -18,7 +18,7 @@ use crate::fleet::{Fleet, Workload};
 use crate::scenario::{Broken, On, Outcome, Scenario, Script, Stage, must};
 
 /// The workloads' namespace.
-const TEAM: &str = "team-x";
+pub(super) const TEAM: &str = "team-x";
 
 pub(super) fn all() -> Vec<Scenario> {
     vec![
@@ -100,24 +100,29 @@ pub(super) fn all() -> Vec<Scenario> {
     ]
 }
 
-fn embedded(shows: &'static [&'static str], name: &'static str, fleet: Fleet, script: Script) -> Scenario {
+pub(super) fn embedded(
+    shows: &'static [&'static str],
+    name: &'static str,
+    fleet: Fleet,
+    script: Script,
+) -> Scenario {
     Scenario { shows, on: On::Embedded, ..scenario(name, fleet, script) }
 }
 
 /// A DriverPolicy with the operator's validators and these limits.
-fn limits(limits: &Value) -> Value {
+pub(super) fn limits(limits: &Value) -> Value {
     json!({
         "driver": {"name": "gpu", "validator": {"selector": "app=nvidia-operator-validator"}},
         "limits": limits,
     })
 }
 
-fn broken(nodes: Nodes, fault: actors::Fault) -> Behaviour {
+pub(super) fn broken(nodes: Nodes, fault: actors::Fault) -> Behaviour {
     Behaviour::default().with_fault(nodes, NEW, fault)
 }
 
 /// Nodes without work, one upgrade at a time, so many of them out at most.
-fn spread(nodes: usize, out: u32) -> Fleet {
+pub(super) fn spread(nodes: usize, out: u32) -> Fleet {
     fleet(nodes).with_upgrade_policy(json!({"autoUpgrade": true, "maxUnavailable": out}))
 }
 

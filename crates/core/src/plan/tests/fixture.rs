@@ -231,11 +231,7 @@ impl PodSpec {
         let uid = Uid::from(format!("uid-{}", self.name.name));
         let owner = |kind| Owner { kind, name: "owner".into(), uid: "uid-owner".into() };
         Pod {
-            uid,
-            version: ResourceVersion::from(serial),
-            node: node.clone(),
             labels: self.labels,
-            revision: None,
             owner: self.owner.map(owner),
             phase: self.phase,
             ready: self.ready,
@@ -245,15 +241,10 @@ impl PodSpec {
             claims: self.claims,
             runtime_class: self.runtime_class,
             host_paths: self.host_paths,
-            checkpoint_requested: None,
-            checkpointed: false,
             finalizer: self.finalizer,
             empty_dir: self.empty_dir,
             mirror: self.mirror,
-            trouble: None,
-            digest: None,
-            image: "work".into(),
-            name: self.name,
+            ..Pod::ready(self.name, uid, serial.into(), node.clone())
         }
     }
 }
@@ -439,30 +430,17 @@ impl Fleet {
             message: "".into(),
             restarts: 3,
         };
+        let version = ResourceVersion::from(self.tick());
         let pod = Pod {
-            name: driver_pod_name(driver, node.as_str()),
-            uid,
-            version: ResourceVersion::from(self.tick()),
-            node: node.clone(),
             labels: Labels::from([("app".to_owned(), app.clone())]),
             revision: Some(revision.into()),
             owner: Some(Owner { kind: OwnerKind::DaemonSet, name: app.into(), uid: daemon_set.clone() }),
-            phase: Phase::Running,
             ready: !crashes,
-            deleting: None,
             started: Some(started).filter(|_| !crashes),
-            resources: vec![],
-            claims: vec![],
-            runtime_class: None,
-            host_paths: vec![],
-            checkpoint_requested: None,
-            checkpointed: false,
-            finalizer: None,
             empty_dir: true,
-            mirror: false,
             trouble: crashes.then_some(trouble),
-            digest: None,
             image: "nvcr.io/nvidia/driver:565.57.01".into(),
+            ..Pod::ready(driver_pod_name(driver, node.as_str()), uid, version, node.clone())
         };
         self.snapshot.pods.entry(node.clone()).or_default().insert(pod.name.clone(), pod);
     }
@@ -471,30 +449,12 @@ impl Fleet {
         let version = ResourceVersion::from(self.tick());
         let owner =
             Owner { kind: OwnerKind::DaemonSet, name: "validator".into(), uid: "uid-validator".into() };
+        let uid = format!("uid-validator-{node}-{version}").into();
         let pod = Pod {
-            name: validator_name(node.as_str()),
-            uid: format!("uid-validator-{node}-{version}").into(),
-            version,
-            node: node.clone(),
             labels: Labels::from([("app".to_owned(), "nvidia-operator-validator".to_owned())]),
-            revision: None,
             owner: Some(owner),
-            phase: Phase::Running,
-            ready: true,
-            deleting: None,
             started: Some(started),
-            resources: vec![],
-            claims: vec![],
-            runtime_class: None,
-            host_paths: vec![],
-            checkpoint_requested: None,
-            checkpointed: false,
-            finalizer: None,
-            empty_dir: false,
-            mirror: false,
-            trouble: None,
-            digest: None,
-            image: "validator".into(),
+            ..Pod::ready(validator_name(node.as_str()), uid, version, node.clone())
         };
         self.snapshot.pods.entry(node.clone()).or_default().insert(pod.name.clone(), pod);
     }

@@ -24,10 +24,12 @@ fn a_pause_keeps_everything_and_writes_only_the_pause_note() {
         assert_eq!(now.labels(), then.labels(), "{state}");
         assert_eq!(now.unschedulable, then.unschedulable, "{state}");
         assert_eq!(fleet.snapshot.pods, before.snapshot.pods, "{state}");
-        assert_eq!(
-            (fleet.why("n").as_str(), fleet.verdict("n").state),
-            ("paused: autoUpgrade is false", state)
-        );
+        // A failure outlasts the pause, so that is what people have to know.
+        let why = match state {
+            State::UpgradeFailed => "driver pod not ready after 1800 s: driver CrashLoopBackOff",
+            _ => "paused: autoUpgrade is false",
+        };
+        assert_eq!((fleet.why("n").as_str(), fleet.verdict("n").state), (why, state));
         assert_eq!(fleet.pool().status, PoolStatus::Paused);
         let on_its_way = state.in_flight() && state != State::CordonRequired;
         let notes = if on_its_way { vec!["n annotate +visit"] } else { vec![] };

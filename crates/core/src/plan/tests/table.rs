@@ -237,10 +237,20 @@ fn restart_and_validation() {
             crash(f);
             f.wait(1740);
         }),
+        case(PodRestartRequired, "node not Ready", restart().outdated().not_ready()),
+        case(PodRestartRequired, "node not Ready for too long", restart().outdated().not_ready())
+            .but(|f| f.wait(1740)),
+        case(PodRestartRequired, "init container works", restart()).but(|f| {
+            starting(f);
+            f.driver_mut("n").initializing = Some("k8s-driver-manager".into());
+        }),
         case(PodRestartRequired, "new pod ready", restart()),
         case(PodRestartRequired, "new pod waits for a safe load", restart().annotation(safe_load, "true"))
             .but(starting),
         case(ValidationRequired, "all pass", validate()),
+        case(ValidationRequired, "node not Ready", validate().not_ready()),
+        case(ValidationRequired, "asks for a safe load again", validate().annotation(safe_load, "true"))
+            .but(starting),
         case(ValidationRequired, "driver not ready any more", validate()).but(starting),
         case(ValidationRequired, "validator not ready", validate())
             .but(|f| f.validator_mut("n").ready = false),

@@ -1,0 +1,261 @@
+//! The cluster during a scenario: how it is opened, what can be seen of it, and what a script waits for.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use kube::api::{ListParams, PostParams};
+use kube::{Api, ResourceExt};
+use pitcrew_core::api::{DriverPolicy, DriverPolicySpec, Rollout};
+use pitcrew_core::contract::{State, is_relevant};
+use pitcrew_core::version::DriverVersion;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::controllers::Controllers;
+use super::scene::{Scene, Trace, record};
+use super::{Broken, End, Outcome, STATE_LABEL, Scenario, must};
+use crate::actors::{BehaviourHandle, DRIVER_COMPONENT, NAMESPACE};
+use crate::api::Fault;
+use crate::cluster::Cluster;
+use crate::fleet::Fleet;
+
+/// Nothing in a scenario takes longer; on virtual time this costs nothing.
+const PATIENCE: Duration = Duration::from_mins(2);
+/// Longer than any scenario.
+const NEVER: Duration = Duration::from_hours(24);
+/// How often the API is asked for what no watch tells.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// The cluster during a scenario, and the hands that a script has.
+pub struct Stage {
+    pub(super) cluster: Cluster,
+    pub(super) fleet: Fleet,
+    scene: watch::Receiver<Scene>,
+    recording: watch::Sender<Scene>,
+    controllers: Arc<Controllers>,
+    recorder: JoinHandle<()>,
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.recorder.abort();
+        if let Some(running) = self.controllers.slot().take() {
+            running.abort();
+        }
+    }
+}
+
+impl Stage {
+    pub(super) async fn open(scenario: &Scenario, cluster: Cluster) -> Result<Self, Broken> {
+        if let Some(spec) = &scenario.policy {
+            let spec: DriverPolicySpec =
+                serde_json::from_value(spec.clone()).map_err(|e| Broken(e.to_string()))?;
+            let api = Api::<DriverPolicy>::all(cluster.admin.clone());
+            api.create(&PostParams::default(), &DriverPolicy::new("gpu", spec)).await?;
+        }
+        let (recording, scene) = watch::channel(Scene::default());
+        let recorder = tokio::spawn(record(Api::all(cluster.admin.clone()), recording.clone()));
+        let (client, clock, own_node) = (cluster.controller.clone(), cluster.clock, scenario.own_node);
+        let controllers = Arc::new(Controllers {
+            make: Box::new(move |identity| {
+                crate::cluster::controller(client.clone(), clock, identity, own_node)
+            }),
+            running: Mutex::default(),
+            started: AtomicU64::default(),
+            reasons: watch::Sender::default(),
+        });
+        let fleet = scenario.fleet.clone();
+        let mut stage = Self { cluster, fleet, scene, recording, controllers, recorder };
+        stage.start_controller();
+        stage
+            .until("every node is upgrade-done to begin with", |scene| scene.all(State::UpgradeDone))
+            .await?;
+        stage.recording.send_modify(|scene| scene.recording = true);
+        Ok(stage)
+    }
+
+    /// Starts a controller under a new name.
+    pub fn start_controller(&self) {
+        self.controllers.start();
+    }
+
+    /// Ends the controller at once, between any two steps of its work, as `kill -9` does.
+    pub async fn kill_controller(&self) {
+        self.controllers.kill().await;
+    }
+
+    /// Kills the controller at its `point`-th write from now on, and starts another. The write is not made, or, if `made`,
+    /// it is and nobody hears of it. Returns how many writes there were in the end.
+    pub fn crash_at(&self, point: u64, made: bool) -> Arc<AtomicU64> {
+        let writes = Arc::new(AtomicU64::new(0));
+        let Some(api) = &self.cluster.api else { return writes };
+        let (counted, controllers) = (writes.clone(), self.controllers.clone());
+        api.on_request_as("crash", move |request| {
+            let write = !matches!(request.verb, "get" | "list" | "watch");
+            let ours = request.user == "pitcrew" && write && !request.resource.ends_with("leases");
+            if !ours || counted.fetch_add(1, Ordering::Relaxed) + 1 != point {
+                return None;
+            }
+            let controllers = controllers.clone();
+            tokio::spawn(async move {
+                controllers.kill().await;
+                controllers.start();
+            });
+            Some(if made { Fault::LostReply } else { Fault::Delay(NEVER) })
+        });
+        writes
+    }
+
+    pub(super) async fn end(&self) -> Result<End, Broken> {
+        let mut end = End::default();
+        for node in Api::<Node>::all(self.cluster.admin.clone()).list(&ListParams::default()).await? {
+            let annotations = node.annotations().keys().filter(|key| is_relevant(key)).cloned();
+            let left: Vec<String> = annotations.collect();
+            let cordoned = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
+            let state = node.labels().get(STATE_LABEL).cloned().unwrap_or_default();
+            end.nodes.insert(node.name_any(), format!("{state}, cordoned {cordoned}, {}", left.join(" ")));
+        }
+        for pod in self.driver_pods().await? {
+            let spec = pod.spec.clone().unwrap_or_default();
+            let image = spec.containers.first().and_then(|c| c.image.clone()).unwrap_or_default();
+            let ready = crate::actors::is_ready(&pod);
+            end.drivers.insert(spec.node_name.unwrap_or_default(), format!("{image}, ready {ready}"));
+        }
+        for rollout in Api::<Rollout>::all(self.cluster.admin.clone()).list(&ListParams::default()).await? {
+            let phase = rollout.status.as_ref().map(|status| format!("{:?}", status.phase));
+            end.rollouts.insert(rollout.name_any(), phase.unwrap_or_default());
+        }
+        Ok(end)
+    }
+
+    async fn driver_pods(&self) -> Result<Vec<Pod>, Broken> {
+        let api = Api::<Pod>::namespaced(self.cluster.admin.clone(), NAMESPACE);
+        let drivers = format!("app.kubernetes.io/component={DRIVER_COMPONENT}");
+        Ok(api.list(&ListParams::default().labels(&drivers)).await?.items)
+    }
+
+    /// The name of the driver pod on a node.
+    pub async fn driver_pod(&self, node: &str) -> Result<String, Broken> {
+        let here = |pod: &&Pod| pod.spec.as_ref().and_then(|s| s.node_name.as_deref()) == Some(node);
+        let found = self.driver_pods().await?.iter().find(here).map(ResourceExt::name_any);
+        found.ok_or_else(|| Broken(format!("no driver pod on {node}")))
+    }
+
+    /// The version that each node's driver pod really is of.
+    pub async fn driver_versions(&self) -> Result<BTreeMap<String, String>, Broken> {
+        let of = |pod: &Pod| {
+            let spec = pod.spec.as_ref()?;
+            let version = DriverVersion::from_image(spec.containers.first()?.image.as_deref()?)?;
+            Some((spec.node_name.clone()?, version.to_string()))
+        };
+        Ok(self.driver_pods().await?.iter().filter_map(of).collect())
+    }
+
+    /// The messages of the Warnings on a node.
+    pub async fn warnings(&self, node: &str) -> Result<Vec<String>, Broken> {
+        let api = Api::<Event>::all(self.cluster.admin.clone());
+        let on_node = |event: &Event| event.involved_object.name.as_deref() == Some(node);
+        let warning = |event: &Event| event.type_.as_deref() == Some("Warning");
+        let events = api.list(&ListParams::default()).await?.items.into_iter();
+        Ok(events.filter(|e| on_node(e) && warning(e)).filter_map(|e| e.message).collect())
+    }
+
+    /// Pods in a namespace, as `(name, node, ready)`.
+    pub async fn pods(&self, namespace: &str) -> Result<Vec<(String, String, bool)>, Broken> {
+        let api = Api::<Pod>::namespaced(self.cluster.admin.clone(), namespace);
+        let pods = api.list(&ListParams::default()).await?;
+        let node = |pod: &Pod| pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default();
+        Ok(pods.iter().map(|pod| (pod.name_any(), node(pod), crate::actors::is_ready(pod))).collect())
+    }
+
+    /// The cluster.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// How the machines behave from now on.
+    pub fn behaviour(&self) -> BehaviourHandle {
+        self.cluster.actors.behaviour()
+    }
+
+    /// The nodes as they were last seen.
+    pub fn scene(&self) -> Scene {
+        self.scene.borrow().clone()
+    }
+
+    /// What was recorded so far.
+    pub fn trace(&self) -> Trace {
+        self.scene().into_trace()
+    }
+
+    /// Waits until `holds`, which `what` describes.
+    pub async fn until(&mut self, what: &str, holds: impl Fn(&Scene) -> bool) -> Outcome {
+        let came_true =
+            matches!(timeout(PATIENCE, self.scene.wait_for(|scene| holds(scene))).await, Ok(Ok(_)));
+        must(came_true, || format!("waited in vain until {what}; the nodes: {:?}", self.scene().states))
+    }
+
+    /// Waits until the controller's reason for a node contains these words.
+    pub async fn until_reason(&mut self, node: &str, words: &str) -> Outcome {
+        let mut reasons = self.controllers.reasons.subscribe();
+        let says =
+            |reasons: &BTreeMap<String, String>| reasons.get(node).is_some_and(|why| why.contains(words));
+        let came_true = matches!(timeout(PATIENCE, reasons.wait_for(says)).await, Ok(Ok(_)));
+        must(came_true, || format!("{node} never said \"{words}\" but {:?}", self.reason(node)))
+    }
+
+    /// The controller's reason for a node.
+    pub fn reason(&self, node: &str) -> String {
+        self.controllers.reasons.borrow().get(node).cloned().unwrap_or_default()
+    }
+
+    /// Waits until every node is done.
+    pub async fn until_done(&mut self) -> Outcome {
+        self.until("every node is upgrade-done", |scene| scene.all(State::UpgradeDone)).await
+    }
+
+    /// Waits until a pod whose name begins so is Ready, and returns its name.
+    pub async fn until_pod(&self, namespace: &str, beginning: &str) -> Result<String, Broken> {
+        let what = format!("a pod {beginning}… in {namespace} is Ready");
+        let ready = |(name, _, ready): &(String, String, bool)| *ready && name.starts_with(beginning);
+        let found = async || Ok(self.pods(namespace).await?.into_iter().find(ready));
+        Ok(self.poll(&what, found).await?.0)
+    }
+
+    /// Waits until pods are there and all Ready.
+    pub async fn until_pods_ready(&self, namespace: &str, count: usize) -> Outcome {
+        let what = format!("{count} pods in {namespace} are there and Ready");
+        let all = |pods: &Vec<(String, String, bool)>| pods.len() == count && pods.iter().all(|pod| pod.2);
+        self.poll(&what, async || Ok(Some(self.pods(namespace).await?).filter(all))).await.map(drop)
+    }
+
+    /// Asks again and again until there is an answer.
+    pub(crate) async fn poll<T, F>(&self, what: &str, mut ask: impl FnMut() -> F) -> Result<T, Broken>
+    where
+        F: Future<Output = Result<Option<T>, Broken>>,
+    {
+        let answered = async {
+            loop {
+                if let Some(answer) = ask().await? {
+                    return Ok(answer);
+                }
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        };
+        let late = || Broken(format!("waited in vain until {what}"));
+        timeout(PATIENCE, answered).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// Nothing about the nodes changes for a while.
+    pub async fn stands_still_for(&mut self, time: Duration) -> Outcome {
+        let before = self.scene().states;
+        tokio::time::sleep(time).await;
+        must(self.scene().states == before, || {
+            format!("nodes moved: {before:?} became {:?}", self.scene().states)
+        })
+    }
+}
