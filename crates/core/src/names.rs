@@ -71,7 +71,8 @@ name_type!(
 );
 
 /// A namespaced object's name, printed as `namespace/name`.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct ObjectName {
     /// Its namespace.
     pub namespace: Arc<str>,
@@ -83,6 +84,20 @@ impl ObjectName {
     /// `namespace/name`.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl From<ObjectName> for String {
+    fn from(name: ObjectName) -> Self {
+        name.to_string()
+    }
+}
+
+impl TryFrom<String> for ObjectName {
+    type Error = &'static str;
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let (namespace, name) = text.split_once('/').ok_or("a name is namespace/name")?;
+        Ok(Self::new(namespace, name))
     }
 }
 

@@ -20,7 +20,7 @@ use jiff::Timestamp;
 
 use crate::contract::State;
 use crate::names::{DriverName, NodeName, ObjectName};
-use crate::visit::Cause;
+use crate::visit::{Cause, Finding};
 
 pub use about::{About, Thing};
 pub use advice::{Advice, advice};
@@ -162,7 +162,7 @@ pub enum Reason {
     /// Pods that the policy does not allow to evict.
     CannotBeEmptied {
         /// Which, and what would allow it.
-        what: String,
+        found: Finding,
     },
     /// The old driver pod is on its way out.
     DriverStopping {
@@ -183,7 +183,7 @@ pub enum Reason {
     /// The new driver has to prove itself.
     Validating {
         /// What is missing.
-        what: String,
+        found: Finding,
         /// When that becomes a failure.
         until: Timestamp,
     },
@@ -332,6 +332,14 @@ impl Reason {
         }
     }
 
+    /// The pod that keeps the node from being emptied.
+    pub(crate) fn pod(&self) -> Option<&ObjectName> {
+        match self {
+            Reason::BudgetBlocks { pod, .. } | Reason::PodStuck { pod, .. } => Some(pod),
+            _ => None,
+        }
+    }
+
     /// When something happens by itself.
     pub fn until(&self) -> Option<Timestamp> {
         match self {
@@ -395,10 +403,10 @@ impl fmt::Display for Reason {
                 "{failed} nodes failed and at most {limit} may (limits.failureThreshold); no more are started"
             ),
             Reason::Aborted { rollout } => write!(f, "rollout {rollout} was aborted"),
-            Reason::CannotBeEmptied { what } => write!(f, "cannot be emptied: {what}"),
+            Reason::CannotBeEmptied { found } => write!(f, "cannot be emptied: {found}"),
             Reason::DriverStopping { pod, .. } => write!(f, "old driver pod {pod} is stopping"),
             Reason::DriverStarting { pod, says, .. } => write!(f, "driver pod {pod} starts: {says}"),
-            Reason::Validating { what, .. } => f.write_str(what),
+            Reason::Validating { found, .. } => found.fmt(f),
             Reason::Paused => f.write_str("paused: autoUpgrade is false"),
             Reason::Failed { cause } => cause.fmt(f),
             Reason::FailedWithoutRecord => f.write_str(

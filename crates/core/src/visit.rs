@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::contract::State;
-use crate::names::{DriverName, RevisionHash, Uid};
+use crate::names::{DriverName, ObjectName, RevisionHash, Uid};
 
 /// The format that this program writes. It reads no other: a newer one belongs to a newer pitcrew.
 const FORMAT: u32 = 1;
@@ -114,43 +114,111 @@ pub enum Cause {
     /// Pods that may not be evicted.
     PodsCannotLeave {
         /// Which, and why.
-        what: String,
+        #[serde(flatten)]
+        found: Finding,
     },
     /// Pods did not leave in time.
     PodsDidNotLeave {
         /// Which.
-        what: String,
+        #[serde(flatten)]
+        found: Finding,
         /// The limit.
         seconds: i64,
     },
     /// The new driver pod did not become ready in time.
     DriverNotReady {
         /// What its containers say.
-        what: String,
+        #[serde(flatten)]
+        found: Finding,
         /// The limit.
         seconds: i64,
     },
     /// Validation did not pass in time.
     NotValidated {
         /// What was missing.
-        what: String,
+        #[serde(flatten)]
+        found: Finding,
         /// The limit.
         seconds: i64,
     },
 }
 
+impl Cause {
+    /// What was found.
+    pub fn found(&self) -> &Finding {
+        match self {
+            Cause::PodsCannotLeave { found }
+            | Cause::PodsDidNotLeave { found, .. }
+            | Cause::DriverNotReady { found, .. }
+            | Cause::NotValidated { found, .. } => found,
+        }
+    }
+}
+
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Cause::PodsCannotLeave { what } => write!(f, "pods cannot be evicted: {what}"),
-            Cause::PodsDidNotLeave { what, seconds } => {
-                write!(f, "pods did not leave within {seconds} s: {what}")
+            Cause::PodsCannotLeave { found } => write!(f, "pods cannot be evicted: {found}"),
+            Cause::PodsDidNotLeave { found, seconds } => {
+                write!(f, "pods did not leave within {seconds} s: {found}")
             }
-            Cause::DriverNotReady { what, seconds } => {
-                write!(f, "driver pod not ready after {seconds} s: {what}")
+            Cause::DriverNotReady { found, seconds } => {
+                write!(f, "driver pod not ready after {seconds} s: {found}")
             }
-            Cause::NotValidated { what, seconds } => write!(f, "not validated after {seconds} s: {what}"),
+            Cause::NotValidated { found, seconds } => write!(f, "not validated after {seconds} s: {found}"),
         }
+    }
+}
+
+/// What stands in a node's way: a sentence, the pod that it is about, and the option that would help.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Finding {
+    /// The sentence. It names the pod too.
+    pub what: String,
+    /// The pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub about: Option<ObjectName>,
+    /// What would allow to take it off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<Remedy>,
+}
+
+/// Options of the policy that allow to evict more pods.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Remedy {
+    /// `force`: pods that nobody makes again.
+    Force,
+    /// `deleteEmptyDir`: pods whose data is lost.
+    DeleteEmptyDir,
+}
+
+impl Remedy {
+    /// The option's name in a policy.
+    pub fn option(self) -> &'static str {
+        match self {
+            Remedy::Force => "force",
+            Remedy::DeleteEmptyDir => "deleteEmptyDir",
+        }
+    }
+}
+
+impl Finding {
+    /// About no pod.
+    pub fn plain(what: impl Into<String>) -> Self {
+        Self { what: what.into(), about: None, remedy: None }
+    }
+
+    /// About a pod, which the sentence names.
+    pub fn about(pod: &ObjectName, what: String) -> Self {
+        Self { what, about: Some(pod.clone()), remedy: None }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
     }
 }
 
@@ -281,8 +349,9 @@ mod tests {
     fn the_record_reads_back_and_stays_small() {
         let now = at("2026-01-01T00:00:00Z");
         let mut walk = Walk::begin(State::UpgradeFailed, now, "6b7f".into());
-        let cause =
-            Cause::NotValidated { what: "pod gpu-operator/validator-x is not ready".into(), seconds: 600 };
+        let pod = ObjectName::new("gpu-operator", "validator-x");
+        let found = Finding::about(&pod, format!("pod {pod} is not ready"));
+        let cause = Cause::NotValidated { found, seconds: 600 };
         walk.failure = Some(Failure { cause, pod: Some("uid-1".into()) });
         let visit = Visit::begin(Some("gpu-1".into()), now, Holds::only_cordon(), "gpu".into(), walk);
         let text = visit.to_text();

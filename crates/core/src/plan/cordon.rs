@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use super::members::{Freshness, Member};
 use super::patch::{base_patch, go};
-use super::pool::{Freshness, Member, View};
+use super::pool::View;
 use super::walk::{Decision, revision_pending};
 use crate::action::{Action, Event, NodePatch};
 use crate::contract::{KEEP_CORDONED_LABEL, RELEASED_ANNOTATION, SCALE_DOWN_HOLDS, State, VISIT_ANNOTATION};

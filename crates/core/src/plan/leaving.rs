@@ -4,8 +4,9 @@ use jiff::{SignedDuration, Timestamp};
 use kube::core::SelectorExt;
 
 use super::cordon::{GivenBack, give_back};
+use super::members::Member;
 use super::patch::go;
-use super::pool::{Member, View};
+use super::pool::View;
 use super::removal::{self, BudgetBook, Progress};
 use super::walk::{Decision, deadline, fail, ran_out};
 use crate::action::Action;
@@ -14,7 +15,7 @@ use crate::contract::State;
 use crate::policy::{Drain, Removal};
 use crate::reason::Reason;
 use crate::snapshot::Pod;
-use crate::visit::{Cause, Visit, Walk};
+use crate::visit::{Cause, Finding, Visit, Walk};
 
 /// A pod may have been on its way to the node when it was cordoned. Who comes later ignores the cordon.
 const NEWCOMERS: SignedDuration = SignedDuration::from_secs(30);
@@ -107,15 +108,15 @@ pub(super) fn drain(
         return go(view, member, next, Some(walk.enter(next, view.snapshot.now)));
     };
     // Without this look the node would go round: drained, not free for the restart, back to the eviction, drained, …
-    if let Some(what) = left_behind(view, member, drain) {
-        return fail(view, member, walk, Cause::PodsCannotLeave { what });
+    if let Some(found) = left_behind(view, member, drain) {
+        return fail(view, member, walk, Cause::PodsCannotLeave { found });
     }
     let pods: Vec<&Pod> = drained(member, drain).collect();
     remove(view, member, (visit, walk), &Job { pods: &pods, removal: drain.removal, fallback: None }, budgets)
 }
 
 /// What a drain could not take off either.
-pub(super) fn undrainable(view: &View<'_>, member: &Member<'_>, drain: &Drain) -> Option<String> {
+pub(super) fn undrainable(view: &View<'_>, member: &Member<'_>, drain: &Drain) -> Option<Finding> {
     left_behind(view, member, drain).or_else(|| removal::undeletable(drained(member, drain), drain.removal))
 }
 
@@ -129,9 +130,10 @@ fn is_drained(drain: &Drain, pod: &Pod) -> bool {
 }
 
 /// A pod that uses the device and that a drain does not touch: the driver could never restart.
-fn left_behind(view: &View<'_>, member: &Member<'_>, drain: &Drain) -> Option<String> {
+fn left_behind(view: &View<'_>, member: &Member<'_>, drain: &Drain) -> Option<Finding> {
     let left = view.users(member).find(|pod| pod.deleting.is_none() && !is_drained(drain, pod))?;
-    Some(format!("pod {} uses the device and is left out of the drain", left.name))
+    let what = format!("pod {} uses the device and is left out of the drain", left.name);
+    Some(Finding::about(&left.name, what))
 }
 
 /// Pods that have to leave, and how.
@@ -155,8 +157,8 @@ fn remove(
         None => fail(view, member, walk, cause),
     };
     let Job { pods, removal, .. } = job;
-    if let Some(what) = keeps_coming(view, walk, pods) {
-        return give_up(Cause::PodsCannotLeave { what });
+    if let Some(found) = keeps_coming(view, walk, pods) {
+        return give_up(Cause::PodsCannotLeave { found });
     }
     let until = removal.timeout.map(|timeout| deadline(view, walk, timeout));
     let time_is_up = until.is_some_and(|until| ran_out(view, until));
@@ -165,9 +167,9 @@ fn remove(
             let next = State::PodRestartRequired;
             go(view, member, next, Some(walk.enter(next, now)))
         }
-        Progress::Cannot { what } => give_up(Cause::PodsCannotLeave { what }),
-        Progress::TimedOut { what } => {
-            give_up(Cause::PodsDidNotLeave { what, seconds: removal.timeout.map_or(0, |t| t.as_secs()) })
+        Progress::Cannot { found } => give_up(Cause::PodsCannotLeave { found }),
+        Progress::TimedOut { found } => {
+            give_up(Cause::PodsDidNotLeave { found, seconds: removal.timeout.map_or(0, |t| t.as_secs()) })
         }
         Progress::Leaving { reason, actions, retry_at } => {
             blocked_for_long(view, member, (visit, walk), &reason).unwrap_or_else(|patience| {
@@ -179,13 +181,14 @@ fn remove(
 }
 
 /// A pod that was put on the node long after evictions began: others will follow it, however many are evicted.
-fn keeps_coming(view: &View<'_>, walk: &Walk, pods: &[&Pod]) -> Option<String> {
+fn keeps_coming(view: &View<'_>, walk: &Walk, pods: &[&Pod]) -> Option<Finding> {
     let expected = deadline(view, walk, NEWCOMERS);
     let newcomer = pods.iter().find(|pod| pod.deleting.is_none() && pod.created > expected)?;
-    Some(format!(
+    let what = format!(
         "pod {} was put on the node while it was being emptied; whatever places it there ignores the cordon",
         newcomer.name
-    ))
+    );
+    Some(Finding::about(&newcomer.name, what))
 }
 
 /// What the policy says about a node whose pods cannot leave; else when that will be asked again.
@@ -213,7 +216,8 @@ fn blocked_for_long(
     let seconds = limits.blocked_after.as_secs();
     Ok(match limits.on_blocked {
         OnBlocked::Fail => {
-            fail(view, member, walk, Cause::PodsDidNotLeave { what: reason.to_string(), seconds })
+            let found = Finding { about: reason.pod().cloned(), ..Finding::plain(reason.to_string()) };
+            fail(view, member, walk, Cause::PodsDidNotLeave { found, seconds })
         }
         _ => give_back(view, member, &visit.holds, &GivenBack::Blocked(reason)),
     })

@@ -3,7 +3,7 @@
 //! `free = min(maxParallelUpgrades − moving, maxUnavailable − out)`. Nodes that somebody else took out count as out.
 //! A node that is out already costs no more of `maxUnavailable`, but it starts only through here, like any other.
 
-use super::pool::Start;
+use super::members::Start;
 use crate::names::NodeName;
 use crate::policy::{Amount, Policy};
 use crate::reason::{Limit, Reason};

@@ -1,7 +1,8 @@
 //! The planner: facts in, decisions out. It never fails; a node that cannot be judged gets a reason, the others go on.
 //!
 //! ```text
-//!  pool.rs        which nodes belong to a pool, and whether the pool may move at all
+//!  pool.rs        whether a pool may move at all, and who of it may start
+//!  members.rs     which nodes belong to it, and where each stands
 //!  ledger.rs      how many nodes may start now, and which
 //!  start.rs       whether a node could start if it had a slot
 //!  walk.rs        one node, one state: where it goes next (the table of docs/walk.md)
@@ -17,6 +18,7 @@
 mod cordon;
 mod leaving;
 mod ledger;
+mod members;
 mod patch;
 mod pool;
 mod removal;

@@ -1,6 +1,7 @@
 //! The writes of the walk: each transition is ONE patch that carries label, cordon and visit record together.
 
-use super::pool::{Member, Standing, View};
+use super::members::{Member, Standing};
+use super::pool::View;
 use super::walk::Decision;
 use crate::action::{Action, Changes, Event, NodePatch, Transition};
 use crate::contract::{State, VISIT_ANNOTATION, transition_message};

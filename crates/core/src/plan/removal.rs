@@ -14,6 +14,7 @@ use crate::names::ObjectName;
 use crate::policy::{Devices, Removal};
 use crate::reason::{self, Reason};
 use crate::snapshot::{Budget, Claim, LEAVING_TRUST, Object, Pod, Setback, Snapshot};
+use crate::visit::{Finding, Remedy};
 
 /// Whether a pod keeps the device busy. Finished and mirror pods do not.
 pub fn uses_device(devices: &Devices, pod: &Pod, claims: &BTreeMap<ObjectName, Claim>) -> bool {
@@ -39,25 +40,30 @@ pub(super) enum Progress {
     /// Nobody is left.
     Gone,
     /// The policy does not allow it.
-    Cannot { what: String },
+    Cannot { found: Finding },
     /// The time is up and the policy says that this is a failure.
-    TimedOut { what: String },
+    TimedOut { found: Finding },
     /// Some are still there.
     Leaving { reason: Reason, actions: Vec<Action>, retry_at: Option<Timestamp> },
 }
 
 /// Names the pods that the policy does not allow to evict, and what would allow it.
-pub(super) fn undeletable<'a>(pods: impl Iterator<Item = &'a Pod>, removal: Removal) -> Option<String> {
+pub(super) fn undeletable<'a>(pods: impl Iterator<Item = &'a Pod>, removal: Removal) -> Option<Finding> {
     let why = |pod: &Pod| match () {
         () if pod.deleting.is_some() => None,
-        () if pod.is_daemon() => Some("belongs to a DaemonSet, which would put it back at once"),
+        () if pod.is_daemon() => Some(("belongs to a DaemonSet, which would put it back at once", None)),
         () if pod.owner.is_none() && !removal.force => {
-            Some("has no controller that would make it again (set force)")
+            Some(("has no controller that would make it again (set force)", Some(Remedy::Force)))
         }
-        () if pod.empty_dir && !removal.delete_empty_dir => Some("has emptyDir data (set deleteEmptyDir)"),
+        () if pod.empty_dir && !removal.delete_empty_dir => {
+            Some(("has emptyDir data (set deleteEmptyDir)", Some(Remedy::DeleteEmptyDir)))
+        }
         () => None,
     };
-    pods.into_iter().find_map(|pod| why(pod).map(|why| format!("pod {} {why}", pod.name)))
+    pods.into_iter().find_map(|pod| {
+        let (why, remedy) = why(pod)?;
+        Some(Finding { remedy, ..Finding::about(&pod.name, format!("pod {} {why}", pod.name)) })
+    })
 }
 
 pub(super) fn progress(
@@ -72,12 +78,13 @@ pub(super) fn progress(
     if pods.is_empty() {
         return Progress::Gone;
     }
-    if let Some(what) = undeletable(pods.iter().copied(), removal) {
-        return Progress::Cannot { what };
+    if let Some(found) = undeletable(pods.iter().copied(), removal) {
+        return Progress::Cannot { found };
     }
     let names: Vec<ObjectName> = pods.iter().map(|pod| pod.name.clone()).collect();
     if ran_out && removal.timeout_action == TimeoutAction::Fail {
-        return Progress::TimedOut { what: reason::list(&names) };
+        let found = Finding { about: names.first().cloned(), ..Finding::plain(reason::list(&names)) };
+        return Progress::TimedOut { found };
     }
     let mut actions = Vec::new();
     let mut blocked = None;

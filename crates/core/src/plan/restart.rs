@@ -2,8 +2,9 @@
 
 use jiff::Timestamp;
 
+use super::members::{Freshness, Member, Standing};
 use super::patch::{go, record_patch};
-use super::pool::{Freshness, Member, Standing, View};
+use super::pool::View;
 use super::removal::pod_ref;
 use super::walk::{self, Decision, deadline, fail, ran_out};
 use crate::action::{Action, Changes, Event, NodePatch, RestartDriver};
@@ -11,25 +12,25 @@ use crate::contract::State;
 use crate::names::Uid;
 use crate::reason::Reason;
 use crate::snapshot::{Object, Phase, Pod};
-use crate::visit::{Cause, Walk};
+use crate::visit::{Cause, Finding, Walk};
 
 /// Work that came back so often will come back again.
 const CAME_BACK_MAX: u32 = 3;
 
 pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
     let until = deadline(view, walk, view.policy.limits.driver_ready);
-    let failed = |what: String| not_ready(view, member, walk, what);
+    let failed = |found: Finding| not_ready(view, member, walk, found);
     let Some(pod) = member.pod else {
         return match (ran_out(view, until), member.daemon_set) {
             (false, Some(ds)) => {
                 Decision::stay(Reason::NoDriverPod { daemon_set: ds.name.clone(), until: Some(until) })
             }
-            _ => failed("no DaemonSet made a driver pod for this node".to_owned()),
+            _ => failed(Finding::plain("no DaemonSet made a driver pod for this node")),
         };
     };
     if pod.deleting.is_some() {
         if ran_out(view, until) {
-            return failed(format!("the old pod {} does not stop", pod.name));
+            return failed(Finding::about(&pod.name, format!("the old pod {} does not stop", pod.name)));
         }
         return Decision::stay(Reason::DriverStopping { pod: pod.name.clone(), until });
     }
@@ -49,15 +50,17 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
         return restart(view, member, walk, pod, until);
     }
     if ran_out(view, until) {
-        return failed(format!("pod {}: {}", pod.name, says(pod)));
+        return failed(Finding::about(&pod.name, format!("pod {}: {}", pod.name, says(pod))));
     }
     tell_of_trouble(view, member, walk, pod, &starting).unwrap_or_else(|| Decision::stay(starting))
 }
 
-fn not_ready(view: &View<'_>, member: &Member<'_>, walk: &Walk, what: String) -> Decision {
+fn not_ready(view: &View<'_>, member: &Member<'_>, walk: &Walk, mut found: Finding) -> Decision {
     let seconds = view.policy.limits.driver_ready.as_secs();
-    let node = if member.node.ready { "" } else { "; the node is not Ready" };
-    fail(view, member, walk, Cause::DriverNotReady { what: format!("{what}{node}"), seconds })
+    if !member.node.ready {
+        found.what.push_str("; the node is not Ready");
+    }
+    fail(view, member, walk, Cause::DriverNotReady { found, seconds })
 }
 
 /// A driver pod that will hardly come up by itself is told of at once, in an event: people wait for the deadline else.
@@ -91,7 +94,7 @@ fn restart(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: 
     }
     if !member.node.ready {
         // Nobody would stop the old pod or start the new one.
-        let still = || format!("the old pod {} is still there", pod.name);
+        let still = || Finding::about(&pod.name, format!("the old pod {} is still there", pod.name));
         let wait = Reason::NodeNotReady { until: Some(until) };
         return if ran_out(view, until) {
             not_ready(view, member, walk, still())
@@ -104,7 +107,8 @@ fn restart(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: 
     }
     if let Some(setback) = snapshot.setbacks.get(&object).filter(|setback| setback.retry_at > snapshot.now) {
         if ran_out(view, until) {
-            return not_ready(view, member, walk, format!("the old pod {} cannot be deleted", pod.name));
+            let what = format!("the old pod {} cannot be deleted", pod.name);
+            return not_ready(view, member, walk, Finding::about(&pod.name, what));
         }
         return Decision { wake_at: Some(setback.retry_at.min(until)), ..Decision::stay(reason) };
     }
@@ -127,7 +131,8 @@ fn empty_again(view: &View<'_>, member: &Member<'_>, walk: &Walk, intruder: &Pod
             intruder.name,
             walk.came_back + 1
         );
-        return fail(view, member, walk, Cause::PodsCannotLeave { what });
+        let found = Finding::about(&intruder.name, what);
+        return fail(view, member, walk, Cause::PodsCannotLeave { found });
     }
     let back = State::PodDeletionRequired;
     let walk = Walk { came_back: walk.came_back + 1, ..walk.enter(back, view.snapshot.now) };

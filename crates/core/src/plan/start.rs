@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use kube::core::SelectorExt;
 
 use super::leaving;
-use super::pool::{Freshness, Member, View, label_state};
+use super::members::{Freshness, Member, label_state};
+use super::pool::View;
 use super::removal;
 use super::walk::revision_pending;
 use crate::api::TimeoutAction;
@@ -14,6 +15,7 @@ use crate::names::{DriverName, ObjectName};
 use crate::policy::{Policy, Removal};
 use crate::reason::Reason;
 use crate::snapshot::{Budget, Pod, Snapshot};
+use crate::visit::Finding;
 
 /// Whether a node could start if it had a slot; if not, why not.
 pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reason> {
@@ -56,8 +58,8 @@ fn can_be_emptied(view: &View<'_>, member: &Member<'_>) -> Result<(), Reason> {
         Some(drain) => (leaving::undrainable(view, member, drain), drain.removal),
         None => (culprit, policy.removal),
     };
-    if let Some(what) = culprit {
-        return Err(Reason::CannotBeEmptied { what });
+    if let Some(found) = culprit {
+        return Err(Reason::CannotBeEmptied { found });
     }
     match drain {
         Some(drain) => past_budgets(view, member, leaving::drained(member, drain), removal),
@@ -127,7 +129,7 @@ impl<'a> Hopeless<'a> {
                 "pod {} is under two PodDisruptionBudgets ({first} and {second}), which the Eviction API refuses",
                 pod.name
             );
-            return Some(Reason::CannotBeEmptied { what });
+            return Some(Reason::CannotBeEmptied { found: Finding::about(&pod.name, what) });
         }
         let (name, budget) = mine.iter().find(|(_, budget)| pod.ready && budget.never_allows())?;
         Some(Reason::BudgetNever {

@@ -1,7 +1,8 @@
 //! `validation-required`: the new driver proves itself, within `limits.validation`. A failure stays one (W1).
 
+use super::members::{Freshness, Member};
 use super::patch::go;
-use super::pool::{Freshness, Member, View};
+use super::pool::View;
 use super::removal::pod_ref;
 use super::restart;
 use super::walk::{Decision, deadline, fail, ran_out};
@@ -9,7 +10,7 @@ use crate::action::{Action, DeleteWhy};
 use crate::contract::State;
 use crate::reason::Reason;
 use crate::snapshot::{Object, Pod};
-use crate::visit::{Cause, Walk};
+use crate::visit::{Cause, Finding, Walk};
 
 pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
     let limit = view.policy.limits.validation;
@@ -21,27 +22,24 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
     }
     if member.waits_for_load && member.sync == Freshness::InSync && !ran_out(view, until) {
         // The driver starts once more, after a reboot perhaps. The node is empty: it may.
-        let what = "the driver is loaded once more".to_owned();
-        return restart::load(view, member, walk, Reason::Validating { what, until });
+        let found = Finding::plain("the driver is loaded once more");
+        return restart::load(view, member, walk, Reason::Validating { found, until });
     }
-    let missing = match missing(view, member) {
+    let (found, stale) = match missing(view, member) {
         Missing::Nothing => {
             let next = State::UncordonRequired;
             return go(view, member, next, Some(walk.enter(next, view.snapshot.now)));
         }
-        missing => missing,
-    };
-    let (what, stale) = match missing {
         Missing::Stale(pod) => {
-            (format!("validator pod {} proved the old driver; it is replaced", pod.name), Some(pod))
+            let what = format!("validator pod {} proved the old driver; it is replaced", pod.name);
+            (Finding::about(&pod.name, what), Some(pod))
         }
-        Missing::Other(what) => (what, None),
-        Missing::Nothing => (String::new(), None),
+        Missing::Other(found) => (found, None),
     };
     if ran_out(view, until) {
-        return fail(view, member, walk, Cause::NotValidated { what, seconds: limit.as_secs() });
+        return fail(view, member, walk, Cause::NotValidated { found, seconds: limit.as_secs() });
     }
-    let reason = Reason::Validating { what, until };
+    let reason = Reason::Validating { found, until };
     let Some(pod) = stale else { return Decision::stay(reason) };
     let object = Object::Pod(pod.name.clone());
     if view.snapshot.is_busy(&object) {
@@ -61,15 +59,17 @@ enum Missing<'a> {
     Nothing,
     /// A validator that ran before the driver it should prove.
     Stale(&'a Pod),
-    Other(String),
+    Other(Finding),
 }
 
 fn missing<'a>(view: &View<'a>, member: &Member<'a>) -> Missing<'a> {
     if !member.node.ready {
-        return Missing::Other("the node is not Ready".to_owned());
+        return Missing::Other(Finding::plain("the node is not Ready"));
     }
     let Some(driver) = member.pod.filter(|_| member.driver_ready && member.sync == Freshness::InSync) else {
-        return Missing::Other("the driver pod is not ready any more".to_owned());
+        let what = "the driver pod is not ready any more";
+        let about = member.pod.map(|pod| pod.name.clone());
+        return Missing::Other(Finding { about, ..Finding::plain(what) });
     };
     let Some(selector) = &view.policy.validator else { return Missing::Nothing };
     let validators = member.pods();
@@ -77,7 +77,7 @@ fn missing<'a>(view: &View<'a>, member: &Member<'a>) -> Missing<'a> {
         .filter(|pod| kube::core::SelectorExt::matches(selector, &pod.labels) && !pod.is_finished())
         .collect();
     if validators.is_empty() {
-        return Missing::Other(format!("no validator pod ({selector}) on this node"));
+        return Missing::Other(Finding::plain(format!("no validator pod ({selector}) on this node")));
     }
     if let Some(stale) =
         validators.iter().find(|pod| pod.deleting.is_none() && pod.started < driver.started && pod.ready)
@@ -85,7 +85,10 @@ fn missing<'a>(view: &View<'a>, member: &Member<'a>) -> Missing<'a> {
         return Missing::Stale(stale);
     }
     match validators.iter().find(|pod| !pod.ready || pod.deleting.is_some()) {
-        Some(pod) => Missing::Other(format!("validator pod {} is not ready yet", pod.name)),
+        Some(pod) => {
+            let what = format!("validator pod {} is not ready yet", pod.name);
+            Missing::Other(Finding::about(&pod.name, what))
+        }
         None => Missing::Nothing,
     }
 }

@@ -7,8 +7,9 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::cordon::{GivenBack, NO_HOLDS, cordon, cordon_again, give_back, release};
 use super::ledger::Ledger;
+use super::members::{Freshness, Member, Standing, Start, label_state};
 use super::patch::{base_patch, go, record_patch, rewrite};
-use super::pool::{Freshness, Member, Standing, Start, View, label_state};
+use super::pool::View;
 use super::removal::BudgetBook;
 use super::start::other_driver;
 use super::{PoolStatus, leaving, restart, validation};

@@ -122,27 +122,9 @@ impl<'a> About<'a> {
     }
 }
 
-/// The pod that a sentence names, as in `pod llm/chat-0 has emptyDir data` or `2 pods: llm/chat-0 and 1 more`.
-pub(super) fn named_pod(sentence: &str) -> Option<ObjectName> {
-    let mut words = sentence.split_whitespace();
-    words.find(|word| matches!(*word, "pod" | "pods:"))?;
-    let (namespace, name) = words.next()?.trim_end_matches([':', ',', ';']).split_once('/')?;
-    Some(ObjectName::new(namespace, name))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_pod_of_a_sentence_is_found() {
-        let found = |sentence| named_pod(sentence).map(|name| name.to_string());
-        assert_eq!(found("pod llm/chat-0 has emptyDir data (set deleteEmptyDir)"), Some("llm/chat-0".into()));
-        assert_eq!(found("pods did not leave: 2 pods: llm/chat-0 and 1 more"), Some("llm/chat-0".into()));
-        assert_eq!(found("not ready after 6 s: pod ns/driver-x: running"), Some("ns/driver-x".into()));
-        assert_eq!(found("validator pod ns/v-1 is not ready yet"), Some("ns/v-1".into()));
-        assert_eq!(found("no validator pod (app=x) on this node"), None);
-    }
 
     #[test]
     fn objects_read_as_sentences_spell_them() {

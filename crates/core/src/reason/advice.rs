@@ -2,14 +2,14 @@
 
 use serde_json::{Map, Value, json};
 
-use super::about::{About, Thing, named_pod};
+use super::about::{About, Thing};
 use super::culprit::culprits;
 use super::{Limit, Reason};
 use crate::contract::{State, VISIT_ANNOTATION};
 use crate::names::{NodeName, ObjectName};
 use crate::policy::Source;
 use crate::snapshot::Pod;
-use crate::visit::Cause;
+use crate::visit::{Cause, Finding, Remedy};
 
 /// One thing that a person can do.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -78,12 +78,12 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
             all
         }
         Reason::BudgetBlocks { budget, pod, healthy, .. } => open_budget(about, budget, pod, *healthy),
-        Reason::CannotBeEmptied { what } => {
-            let mut all = allow_eviction(about, what);
+        Reason::CannotBeEmptied { found } => {
+            let mut all = allow_eviction(about, found);
             all.extend(leave_out(about));
             all
         }
-        Reason::Validating { what, .. } => see_validator(about, what),
+        Reason::Validating { found, .. } => see_validator(about, found),
         Reason::Paused => resume(about),
         Reason::Failed { cause } => after_failure(about, cause),
         Reason::FailedWithoutRecord => vec![see_events(about), to("try again", pitcrew(about, "retry", ""))],
@@ -204,22 +204,22 @@ fn workload(pod: &Pod) -> Option<(&'static str, &str)> {
 }
 
 /// What would let a pod be evicted that the policy keeps where it is.
-fn allow_eviction(about: &About<'_>, what: &str) -> Vec<Advice> {
-    let Some(pod) = named_pod(what) else { return vec![] };
-    let mut all = vec![see_pod(&pod)];
+fn allow_eviction(about: &About<'_>, found: &Finding) -> Vec<Advice> {
+    let Some(pod) = &found.about else { return vec![] };
+    let mut all = vec![see_pod(pod)];
     let option = |name: &str| {
         let inner = Value::Object(Map::from_iter([(name.to_owned(), json!(true))]));
         Value::Object(Map::from_iter([(removal_field(about).to_owned(), inner)]))
     };
-    if what.contains("(set force)") {
-        let allow = to("allow it", patch_policy(about, option("force")));
-        all.push(allow.but("nobody makes such a pod again"));
-    } else if what.contains("(set deleteEmptyDir)") {
-        let allow = to("allow it", patch_policy(about, option("deleteEmptyDir")));
-        all.push(allow.but("the data in it is lost"));
+    if let Some(remedy) = found.remedy {
+        let price = match remedy {
+            Remedy::Force => "nobody makes such a pod again",
+            Remedy::DeleteEmptyDir => "the data in it is lost",
+        };
+        all.push(to("allow it", patch_policy(about, option(remedy.option()))).but(price));
     }
     let delete = to("take it off", format!("kubectl -n {} delete pod {}", pod.namespace, pod.name));
-    if !about.pod(&pod).is_some_and(Pod::is_daemon) {
+    if !about.pod(pod).is_some_and(Pod::is_daemon) {
         all.push(delete);
     }
     all
@@ -253,9 +253,9 @@ fn removal_field(about: &About<'_>) -> &'static str {
     }
 }
 
-fn see_validator(about: &About<'_>, what: &str) -> Vec<Advice> {
-    if let Some(pod) = named_pod(what) {
-        return vec![see_logs(&pod), see_pod(&pod)];
+fn see_validator(about: &About<'_>, found: &Finding) -> Vec<Advice> {
+    if let Some(pod) = &found.about {
+        return vec![see_logs(pod), see_pod(pod)];
     }
     let command = format!("kubectl get pods -A -o wide --field-selector spec.nodeName={}", about.node);
     vec![to("see its pods", command)]
@@ -273,15 +273,11 @@ fn resume(about: &About<'_>) -> Vec<Advice> {
 }
 
 fn after_failure(about: &About<'_>, cause: &Cause) -> Vec<Advice> {
-    let (Cause::PodsCannotLeave { what }
-    | Cause::PodsDidNotLeave { what, .. }
-    | Cause::DriverNotReady { what, .. }
-    | Cause::NotValidated { what, .. }) = cause;
     // A pod that is gone has neither log nor description.
-    let pod = named_pod(what).filter(|pod| about.pod(pod).is_some());
-    let mut all = match (cause, &pod) {
+    let pod = cause.found().about.as_ref().filter(|pod| about.pod(pod).is_some());
+    let mut all = match (cause, pod) {
         (_, None) => vec![see_events(about)],
-        (Cause::PodsCannotLeave { what }, _) => allow_eviction(about, what),
+        (Cause::PodsCannotLeave { found }, _) => allow_eviction(about, found),
         (Cause::PodsDidNotLeave { .. }, Some(pod)) => match about.closed_budget(pod) {
             Some((name, budget)) => open_budget(about, name, pod, (budget.healthy, budget.desired)),
             None => vec![see_pod(pod)],

@@ -1,6 +1,6 @@
 //! Who is responsible: the objects that keep a node where it is, the most important one first.
 
-use super::about::{About, Thing, named_pod};
+use super::about::{About, Thing};
 use super::{Limit, Reason};
 use crate::contract::{LEASE_NAME, State};
 use crate::names::ObjectName;
@@ -38,12 +38,12 @@ pub fn culprits(about: &About<'_>) -> Vec<Thing> {
         Reason::BudgetBlocks { budget, pod, .. } | Reason::BudgetNever { budget, pod, .. } => {
             vec![Thing::namespaced("PodDisruptionBudget", budget), Thing::pod(pod)]
         }
-        Reason::CannotBeEmptied { what } => {
-            vec![named_pod(what).map_or_else(|| Thing::node(about.node), |pod| Thing::pod(&pod))]
+        Reason::CannotBeEmptied { found } => {
+            vec![found.about.as_ref().map_or_else(|| Thing::node(about.node), Thing::pod)]
         }
         // Without a pod on the node it is the policy that asks for one.
-        Reason::Validating { what, .. } => {
-            vec![named_pod(what).map_or_else(|| Thing::from(&about.pool.source), |pod| Thing::pod(&pod))]
+        Reason::Validating { found, .. } => {
+            vec![found.about.as_ref().map_or_else(|| Thing::from(&about.pool.source), Thing::pod)]
         }
         Reason::Paused => vec![about.switch()],
         Reason::Failed { cause } => of_failure(about, cause),
@@ -54,15 +54,11 @@ pub fn culprits(about: &About<'_>) -> Vec<Thing> {
 
 /// The pod that a failure is about, after the budget that still keeps it, if one does.
 fn of_failure(about: &About<'_>, cause: &Cause) -> Vec<Thing> {
-    let (Cause::PodsCannotLeave { what }
-    | Cause::PodsDidNotLeave { what, .. }
-    | Cause::DriverNotReady { what, .. }
-    | Cause::NotValidated { what, .. }) = cause;
-    let Some(pod) = named_pod(what) else { return vec![Thing::node(about.node)] };
+    let Some(pod) = &cause.found().about else { return vec![Thing::node(about.node)] };
     let held = matches!(cause, Cause::PodsDidNotLeave { .. });
-    let budget = about.closed_budget(&pod).filter(|_| held);
+    let budget = about.closed_budget(pod).filter(|_| held);
     let budget = budget.map(|(name, _)| Thing::namespaced("PodDisruptionBudget", name));
-    budget.into_iter().chain([Thing::pod(&pod)]).collect()
+    budget.into_iter().chain([Thing::pod(pod)]).collect()
 }
 
 /// The controller, known by its Lease.

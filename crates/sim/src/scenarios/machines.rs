@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
+use kube::api::ListParams;
 use pitcrew_core::contract::State;
 use serde_json::json;
 
@@ -87,7 +88,7 @@ async fn upgrade_with_safe_load(stage: &mut Stage) -> Outcome {
 async fn nobody_waits(stage: &Stage) -> Outcome {
     let scene = stage.scene();
     must(scene.asked.iter().eq(scene.states.keys()), || format!("asked: {:?}", scene.asked))?;
-    for node in Api::<Node>::all(stage.cluster().admin.clone()).list(&Default::default()).await? {
+    for node in Api::<Node>::all(stage.cluster().admin.clone()).list(&ListParams::default()).await? {
         let waits =
             node.metadata.annotations.into_iter().flatten().find(|(key, _)| key.contains("safe-load"));
         must(waits.is_none(), || format!("{waits:?} was left behind"))?;

@@ -34,7 +34,7 @@ pub(super) fn all() -> Vec<Scenario> {
         Scenario {
             behaviour: broken(Nodes::All, Fault::CrashLoop),
             policy: Some(limits(&json!({"driverReady": "3s", "failureThreshold": 1}))),
-            ..scenario("failures-stop-new-starts", spread(4, 4), |s| too_many_failed(s).boxed())
+            ..embedded(&["W20"], "failures-stop-new-starts", spread(4, 4), |s| too_many_failed(s).boxed())
         },
         Scenario {
             policy: Some(json!({
@@ -48,7 +48,7 @@ pub(super) fn all() -> Vec<Scenario> {
             policy: Some(limits(&json!({"driverReady": "5s"}))),
             ..scenario("unscheduled-ds-pod", spread(2, 2), |s| unscheduled(s).boxed())
         },
-        scenario("slurm-keeps-allocating", spread(1, 1), |s| comes_back(s).boxed()),
+        embedded(&[], "slurm-keeps-allocating", spread(1, 1), |s| comes_back(s).boxed()),
         embedded(&["W25"], "claim-of-a-device", forced(), |s| claim(s).boxed()),
         scenario("limits-edited-midway", spread(6, 1), |s| edited(s).boxed()),
     ]

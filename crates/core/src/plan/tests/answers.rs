@@ -7,11 +7,11 @@ use serde_json::json;
 
 use super::fixture::*;
 use crate::contract::State;
-use crate::names::NodeName;
+use crate::names::{NodeName, ObjectName};
 use crate::policy;
 use crate::reason::{About, Motion, Reason, advice, culprits, next};
 use crate::snapshot::{Object, SetbackKind};
-use crate::visit::{Cause, Failure};
+use crate::visit::{Cause, Failure, Finding};
 
 /// A fleet of one node `n`, and what is special about it.
 type Case = (&'static str, Fleet);
@@ -163,7 +163,10 @@ fn during_a_visit() -> Vec<Case> {
 
 fn failed_by_budget() -> Fleet {
     let failed = node("n").at(State::UpgradeFailed).pod(pod("chat").label("app", "chat")).walk(|walk| {
-        let cause = Cause::PodsDidNotLeave { what: "pod work/chat".into(), seconds: 300 };
+        let cause = Cause::PodsDidNotLeave {
+            found: Finding::about(&ObjectName::new("work", "chat"), "pod work/chat".into()),
+            seconds: 300,
+        };
         walk.failure = Some(Failure { cause, pod: None });
     });
     but(Fleet::new().with(failed).budget("chat", 0), not_ready)

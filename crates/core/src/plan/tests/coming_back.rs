@@ -127,3 +127,63 @@ fn work_that_tolerates_the_cordon_has_to_leave_before_the_restart() {
     assert_eq!(fleet.told("evict"), ["n evict work/intruder"]);
     assert_eq!(fleet.verdict("n").state, State::UpgradeDone);
 }
+
+#[test]
+fn work_that_keeps_coming_back_is_not_chased_for_ever() {
+    let after_so_many = |times: u32| {
+        let restart = node("n").outdated().at(State::PodRestartRequired).walk(|walk| walk.came_back = times);
+        let mut fleet = Fleet::new().with(restart.pod(pod("intruder")));
+        fleet.step();
+        fleet
+    };
+    assert_eq!(after_so_many(2).verdict("n").state, State::PodDeletionRequired);
+    assert_eq!(
+        after_so_many(3).why("n"),
+        "pods cannot be evicted: pod work/intruder is there after pods were evicted 4 times; \
+         whatever places it there ignores the cordon"
+    );
+}
+
+#[test]
+fn a_pod_that_is_put_on_a_node_that_is_being_emptied_ends_the_attempt() {
+    let mut fleet = Fleet::new().with(node("n").outdated().at(State::PodDeletionRequired).pod(pod("train")));
+    fleet.wait(31);
+    fleet.put(&"n".into(), pod("intruder"));
+    fleet.work_mut("n", "intruder").created = fleet.snapshot.now;
+    fleet.step();
+    assert_eq!(
+        fleet.why("n"),
+        "pods cannot be evicted: pod work/intruder was put on the node while it was being emptied; \
+         whatever places it there ignores the cordon"
+    );
+}
+
+#[test]
+fn a_driver_pod_that_a_person_replaced_may_load_on_an_empty_failed_node() {
+    let failed = || node("n").at(State::UpgradeFailed).annotation(&keys("gpu").safe_load, "true");
+    let released = |spec| {
+        let mut fleet = Fleet::new().with(spec);
+        let driver = fleet.driver_mut("n");
+        (driver.ready, driver.started, driver.uid) = (false, None, "by-hand".into());
+        fleet.settle();
+        fleet.told("-driver-wait-for-safe-load").len()
+    };
+    assert_eq!(released(failed()), 1);
+    assert_eq!(released(failed().pod(pod("train"))), 0, "somebody uses the device");
+}
+
+#[test]
+fn the_controllers_own_node_waits_for_others_that_are_only_about_to_be_told() {
+    let mut fleet = Fleet::new()
+        .policy(json!({"maxParallelUpgrades": 1, "maxUnavailable": "100%"}))
+        .with(node("a").outdated().labelled(State::UpgradeRequired))
+        .with(node("b").outdated().labelled(State::UpgradeDone));
+    fleet.snapshot.own_node = Some("a".into());
+    fleet.step();
+    assert_eq!(
+        (fleet.verdict("a").state, fleet.verdict("b").state),
+        (State::UpgradeRequired, State::UpgradeRequired)
+    );
+    fleet.step();
+    assert_eq!(fleet.verdict("b").state, State::CordonRequired);
+}

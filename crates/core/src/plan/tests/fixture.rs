@@ -20,7 +20,7 @@ use crate::snapshot::{
     Budget, DaemonSet, Node, Object, Owner, OwnerKind, Phase, Pod, Rollout, Setback, SetbackKind, Snapshot,
     TemplateRevision, Trouble,
 };
-use crate::visit::{Cause, Failure, Holds, Visit, Walk};
+use crate::visit::{Cause, Failure, Finding, Holds, Visit, Walk};
 
 /// Where the driver's DaemonSets and validators live.
 pub(super) const NAMESPACE: &str = "gpu-operator";
@@ -113,7 +113,8 @@ impl NodeSpec {
         if recorded {
             let mut walk = Walk::begin(state, after(-60), NEW.into());
             if state == State::UpgradeFailed {
-                let cause = Cause::DriverNotReady { what: "driver CrashLoopBackOff".into(), seconds: 1800 };
+                let cause =
+                    Cause::DriverNotReady { found: Finding::plain("driver CrashLoopBackOff"), seconds: 1800 };
                 walk.failure = Some(Failure { cause, pod: Some(driver_uid("gpu", &spec.name)) });
             }
             let visit = Visit::begin(

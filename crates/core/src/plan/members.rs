@@ -1,0 +1,274 @@
+//! The nodes of a pool: which belong to it, what is known about each, and where each stands.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::iter::Peekable;
+
+use jiff::Timestamp;
+
+use super::pool::View;
+use crate::contract::State;
+use crate::names::{NodeName, ObjectName, RevisionHash, Uid};
+use crate::policy::Policy;
+use crate::reason::Reason;
+use crate::snapshot::{DaemonSet, Node, Object, OwnerKind, Pending, Pod, Setback, SetbackKind};
+use crate::visit::{Visit, Walk};
+
+/// One node of a pool.
+#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
+pub(super) struct Member<'a> {
+    pub(super) name: &'a NodeName,
+    pub(super) node: &'a Node,
+    /// The DaemonSet that its driver pod belongs to, or should belong to.
+    pub(super) daemon_set: Option<&'a DaemonSet>,
+    /// The driver pod.
+    pub(super) pod: Option<&'a Pod>,
+    /// The revision that the driver pod should be of, if it is known.
+    pub(super) target: Option<&'a RevisionHash>,
+    pub(super) sync: Freshness,
+    pub(super) standing: Standing<'a>,
+    /// The driver pod runs and says that it is ready.
+    pub(super) driver_ready: bool,
+    /// A person asks for an upgrade although the driver is up to date.
+    pub(super) requested: bool,
+    /// The driver pod waits for a safe moment to load.
+    pub(super) waits_for_load: bool,
+    /// Somebody asks for a walk although the driver is up to date: a person, or a driver that waits for a safe load.
+    pub(super) asked_for: bool,
+    /// The node says that an upgrade controller looks after it.
+    pub(super) announced: bool,
+    /// What was sent for the node and has not been answered.
+    pub(super) pending: Option<&'a Pending>,
+    /// What went wrong with the last write to it.
+    pub(super) setback: Option<&'a Setback>,
+    /// What the ledger says about a start.
+    pub(super) start: Start,
+    pods: Option<&'a BTreeMap<ObjectName, Pod>>,
+}
+
+/// What the ledger says about a start.
+pub(super) enum Start {
+    /// The node is not at the point where it would start.
+    NotDue,
+    /// It could not start if it had a slot.
+    No(Box<Reason>),
+    Granted,
+    /// So many nodes are before it.
+    Waits {
+        ahead: usize,
+    },
+}
+
+/// Where a node stands, and who says so.
+pub(super) enum Standing<'a> {
+    /// It is on a visit for this driver: the record is the truth.
+    Visit(&'a Visit, &'a Walk),
+    /// It is not: the label is the truth.
+    Label(State),
+    /// Nobody can tell, or only the label could.
+    Held(Box<Reason>, State),
+}
+
+/// How a driver pod compares with what it should be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Freshness {
+    /// Of the newest revision.
+    InSync,
+    /// Of another one.
+    Outdated,
+    /// Without an owner that would replace it.
+    Orphaned,
+    /// Not known yet: no pod, or the DaemonSet's controller lags behind.
+    Unknown,
+}
+
+impl<'a> Member<'a> {
+    pub(super) fn state(&self) -> State {
+        match &self.standing {
+            Standing::Visit(_, walk) => walk.state,
+            Standing::Label(state) | Standing::Held(_, state) => *state,
+        }
+    }
+
+    pub(super) fn walk(&self) -> Option<&'a Walk> {
+        match self.standing {
+            Standing::Visit(_, walk) => Some(walk),
+            _ => None,
+        }
+    }
+
+    pub(super) fn pods(&self) -> impl Iterator<Item = &'a Pod> + use<'a> {
+        self.pods.into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// The new template differs only in what does not concern the installed driver: the pod restarts in place, and work
+    /// on the device goes on.
+    pub(super) fn restarts_in_place(&self) -> bool {
+        let digests = self
+            .pod
+            .and_then(|pod| pod.digest.as_deref())
+            .zip(self.daemon_set.and_then(|ds| ds.digest.as_deref()));
+        self.sync == Freshness::Outdated
+            && !self.asked_for
+            && self.walk().is_none_or(|walk| walk.replace.is_none())
+            && digests.is_some_and(|(pod, template)| !pod.is_empty() && pod == template)
+    }
+
+    /// It could take work again as it is: nothing was done to its driver, in this attempt or an earlier one.
+    pub(super) fn has_its_old_driver(&self) -> bool {
+        self.driver_ready && self.walk().is_none_or(|walk| walk.attempts == 0)
+    }
+
+    /// Out of date, and nobody has written that down yet.
+    pub(super) fn is_about_to_be_marked(&self) -> bool {
+        matches!(self.standing, Standing::Label(State::Unknown | State::UpgradeDone))
+            && self.sync == Freshness::Outdated
+    }
+
+    /// Where a write under way takes it.
+    pub(super) fn moving_to(&self, policy: &Policy) -> Option<State> {
+        let (driver, state) = self.pending?.moving_to.as_ref()?;
+        (*driver == policy.driver).then_some(*state)
+    }
+
+    /// A node that the API lets nobody write must not keep a slot from the others. One whose write has an unknown
+    /// outcome keeps its slot until that is known: it may have started.
+    pub(super) fn refuses(&self, now: Timestamp) -> bool {
+        self.setback.is_some_and(|s| matches!(s.kind, SetbackKind::Error(_)) && s.retry_at > now)
+    }
+}
+
+/// An ordered map that is walked along with the nodes, so that nothing has to be searched for.
+struct Beside<'a, V> {
+    rest: Peekable<Box<dyn Iterator<Item = (&'a NodeName, V)> + 'a>>,
+}
+
+impl<'a, V: 'a> Beside<'a, V> {
+    fn new(entries: impl Iterator<Item = (&'a NodeName, V)> + 'a) -> Self {
+        let entries: Box<dyn Iterator<Item = (&'a NodeName, V)> + 'a> = Box::new(entries);
+        Self { rest: entries.peekable() }
+    }
+
+    /// The entry of `name`, which comes after all names that were asked for before.
+    fn at(&mut self, name: &NodeName) -> Option<V> {
+        loop {
+            match self.rest.peek()?.0.cmp(name) {
+                Ordering::Less => drop(self.rest.next()),
+                Ordering::Equal => return self.rest.next().map(|(_, value)| value),
+                Ordering::Greater => return None,
+            }
+        }
+    }
+}
+
+/// The entries that are about nodes, in their order.
+fn about_nodes<V>(objects: &BTreeMap<Object, V>) -> Beside<'_, &V> {
+    Beside::new(objects.iter().filter_map(|(object, value)| match object {
+        Object::Node(name) => Some((name, value)),
+        _ => None,
+    }))
+}
+
+/// The nodes that should run this driver, or do, or are on a visit for it.
+pub(super) fn members<'v, 'a>(
+    view: &'v View<'a>,
+    daemon_sets: &'v [&'a DaemonSet],
+) -> impl Iterator<Item = Member<'a>> {
+    let uids: BTreeSet<&Uid> = daemon_sets.iter().map(|ds| &ds.uid).collect();
+    let snapshot = view.snapshot;
+    let mut pods = Beside::new(snapshot.pods.iter());
+    let (mut pending, mut setbacks) = (about_nodes(&snapshot.in_flight), about_nodes(&snapshot.setbacks));
+    let selected = snapshot.nodes.iter().filter(|(_, node)| view.belongs(node));
+    selected.filter_map(move |(name, node)| {
+        let member = member(view, name, node, pods.at(name), daemon_sets, &uids)?;
+        Some(Member { pending: pending.at(name), setback: setbacks.at(name), ..member })
+    })
+}
+
+fn member<'a>(
+    view: &View<'a>,
+    name: &'a NodeName,
+    node: &'a Node,
+    pods: Option<&'a BTreeMap<ObjectName, Pod>>,
+    daemon_sets: &[&'a DaemonSet],
+    uids: &BTreeSet<&Uid>,
+) -> Option<Member<'a>> {
+    let policy = view.policy;
+    let is_driver_pod = |pod: &&Pod| match &pod.owner {
+        Some(owner) => owner.kind == OwnerKind::DaemonSet && uids.contains(&owner.uid),
+        None => policy.is_driver(&pod.name.namespace, &pod.labels),
+    };
+    // A pod that is on its way out may overlap with its successor: the one that stays is the one to judge.
+    let on_node = pods.into_iter().flat_map(BTreeMap::values);
+    let pod = on_node.filter(is_driver_pod).min_by_key(|pod| pod.deleting.is_some());
+    let expects = |ds: &&DaemonSet| ds.node_selector.iter().all(|(k, v)| node.labels().get(k) == Some(v));
+    let owner = pod.and_then(|pod| pod.owner.as_ref()).map(|owner| &owner.uid);
+    let daemon_set = daemon_sets
+        .iter()
+        .find(|ds| Some(&ds.uid) == owner)
+        .or_else(|| daemon_sets.iter().find(|ds| expects(ds)))
+        .copied();
+    let standing = standing(policy, node);
+    let on_visit = matches!(standing, Standing::Visit(..));
+    if pod.is_none() && daemon_set.is_none() && !on_visit {
+        return None;
+    }
+    let target = daemon_set.and_then(|ds| view.targets.get(&ds.uid).copied().flatten());
+    let annotation = |key: &String| node.annotations.get(key).map(String::as_str);
+    let requested = annotation(&policy.keys.requested) == Some("true");
+    let waits_for_load = annotation(&policy.keys.safe_load).is_some_and(|v| !v.is_empty());
+    Some(Member {
+        name,
+        node,
+        daemon_set,
+        pod,
+        target,
+        sync: freshness(pod, target),
+        standing,
+        driver_ready: pod.is_some_and(|pod| pod.ready && pod.deleting.is_none()),
+        requested,
+        waits_for_load,
+        asked_for: requested || waits_for_load,
+        announced: annotation(&policy.keys.enabled).is_some(),
+        pending: None,
+        setback: None,
+        start: Start::NotDue,
+        pods,
+    })
+}
+
+fn freshness(pod: Option<&Pod>, target: Option<&RevisionHash>) -> Freshness {
+    match (pod, target) {
+        (Some(pod), _) if pod.owner.is_none() => Freshness::Orphaned,
+        (Some(pod), Some(target)) if pod.revision.as_ref() == Some(target) => Freshness::InSync,
+        (Some(_), Some(_)) => Freshness::Outdated,
+        _ => Freshness::Unknown,
+    }
+}
+
+fn standing<'a>(policy: &Policy, node: &'a Node) -> Standing<'a> {
+    match &node.visit {
+        Some(Err(unreadable)) => {
+            let reason = Reason::VisitUnreadable { why: unreadable.to_string() };
+            return Standing::Held(Box::new(reason), label_state(policy, node).unwrap_or_default());
+        }
+        Some(Ok(visit)) => {
+            if let Some(walk) = visit.drivers.get(&policy.driver) {
+                return Standing::Visit(visit, walk);
+            }
+        }
+        None => {}
+    }
+    match label_state(policy, node) {
+        Ok(state) => Standing::Label(state),
+        Err(reason) => Standing::Held(Box::new(reason), State::Unknown),
+    }
+}
+
+/// What the state label says.
+pub(super) fn label_state(policy: &Policy, node: &Node) -> Result<State, Reason> {
+    let value = node.mark(&policy.keys.state).unwrap_or_default();
+    value
+        .parse()
+        .map_err(|_| Reason::UnknownLabel { label: policy.keys.state.clone(), value: value.to_owned() })
+}
