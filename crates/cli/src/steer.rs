@@ -90,6 +90,9 @@ pub(crate) struct AbortArgs {
     /// The rollout; not needed if only one is under way
     #[arg(value_name = "ROLLOUT")]
     rollout: Option<String>,
+    /// Take an abort back: the rollout goes on
+    #[arg(long)]
+    undo: bool,
     #[command(flatten)]
     common: Common,
 }
@@ -114,9 +117,9 @@ pub(crate) fn retry(args: &RetryArgs) -> anyhow::Result<ExitCode> {
     run(&args.common, |look| nodes::retry(look, &args.nodes, args.driver.as_deref()))
 }
 
-/// Ends a rollout.
+/// Ends a rollout, or lets it go on.
 pub(crate) fn abort(args: &AbortArgs) -> anyhow::Result<ExitCode> {
-    run(&args.common, |look| abort::decide(look, args.rollout.as_deref()))
+    run(&args.common, |look| abort::decide(look, args.rollout.as_deref(), args.undo))
 }
 
 /// One object and what is to become of it.

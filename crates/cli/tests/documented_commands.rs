@@ -6,6 +6,7 @@
 //!    controller.rs   `pitcrew controller` as a process: its log, its metrics, its end
 //!    upgrades.rs     upgrade, monitor, pause, skip, retry, as documented
 //!    steering.rs     the same by pitcrew's own commands: status, explain, pause, resume, skip, retry, abort
+//!    crashes.rs      kill -9 at random moments, and a driver that is dead on arrival
 //!    mistakes.rs     what people get wrong, and the sentence that they get
 //!    neighbours.rs   a live GPU Operator, missing definitions, missing permissions
 //! ```
@@ -14,6 +15,8 @@
 
 #[path = "documented_commands/controller.rs"]
 mod controller;
+#[path = "documented_commands/crashes.rs"]
+mod crashes;
 #[path = "documented_commands/mistakes.rs"]
 mod mistakes;
 #[path = "documented_commands/neighbours.rs"]
@@ -30,7 +33,7 @@ use pitcrew_sim::plane::Binaries;
 
 use stage::Story;
 
-const STORIES: [(&str, Story); 18] = [
+const STORIES: [(&str, Story); 20] = [
     ("the documented commands upgrade a fleet and show how", upgrades::upgrade),
     ("a pause keeps everything and a resume goes on", upgrades::pause_and_resume),
     ("a skipped node is left out until its label goes", upgrades::skip),
@@ -40,6 +43,8 @@ const STORIES: [(&str, Story); 18] = [
     ("pitcrew leaves a node out and lets it take part again", steering::skip),
     ("pitcrew retries a failed node, and no other", steering::retry),
     ("pitcrew's commands answer bad input with one sentence", steering::bad_input),
+    ("killed at random moments, the fleet comes to the same end", crashes::killed_at_random),
+    ("a dead driver pod is told of within a minute", crashes::dead_driver),
     ("bad DriverPolicies are refused with a sentence", mistakes::bad_driver_policies),
     ("a bad ClusterPolicy freezes the pool until it is mended", mistakes::bad_cluster_policy),
     ("two policies for one driver do nothing and both say so", mistakes::two_policies),

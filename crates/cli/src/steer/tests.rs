@@ -129,8 +129,11 @@ fn only_failed_nodes_are_retried() {
 #[test]
 fn an_abort_is_written_into_the_rollout_that_is_under_way() {
     play(&fleet(), slow(), async |stage| {
-        let abort = async |name: Option<&str>| steer(stage, false, |look| abort::decide(look, name)).await;
-        let mut told = vec![abort(None).await];
+        let abort =
+            async |name: Option<&str>| steer(stage, false, |look| abort::decide(look, name, false)).await;
+        let undo =
+            async |name: Option<&str>| steer(stage, false, |look| abort::decide(look, name, true)).await;
+        let mut told = vec![abort(None).await, undo(None).await];
         stage.cluster.set_driver_version(NEW).await.unwrap();
         stage.until_state("gpu-01", State::PodRestartRequired).await;
         told.push(abort(Some("cluster-polic-1")).await);
@@ -138,6 +141,9 @@ fn an_abort_is_written_into_the_rollout_that_is_under_way() {
         let rollouts = Api::<Rollout>::all(stage.cluster.admin.clone());
         assert!(rollouts.get("cluster-policy-1").await.unwrap().spec.abort);
         told.push(abort(Some("rollout/cluster-policy-1")).await);
+        told.push(undo(None).await);
+        assert!(!rollouts.get("cluster-policy-1").await.unwrap().spec.abort);
+        told.push(undo(Some("cluster-policy-1")).await);
         insta::assert_snapshot!(told.join("\n"));
     });
 }

@@ -19,12 +19,17 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// The first line that we write, or our end, is SIGTERM; the end of the pipe is SIGKILL. So it never outlives us.
+/// The first line that we write, or our end, is SIGTERM, unless it says KILL; the end of the pipe is SIGKILL. So it
+/// never outlives us.
 const SUPERVISE: &str = r#"
     exec 3<&0
     "$@" </dev/null 3<&- &
     program=$!
-    ( read -r _ <&3; kill -TERM "$program"; read -r _ <&3; kill -KILL "$program" ) 2>/dev/null &
+    (
+        read -r how <&3
+        [ "$how" = KILL ] || { kill -TERM "$program"; read -r _ <&3; }
+        kill -KILL "$program"
+    ) 2>/dev/null &
     watcher=$!
     exec 3<&-
     wait "$program"
@@ -64,6 +69,15 @@ impl Controller {
             Ok(controller.get("/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")).then_some(()))
         })?;
         Ok(controller)
+    }
+
+    /// `kill -9`, wherever it is.
+    pub(crate) fn kill(mut self) -> Result<(), Failed> {
+        if let Some(pipe) = &mut self.supervisor.stdin {
+            pipe.write_all(b"KILL\n")?;
+        }
+        self.supervisor.wait()?;
+        Ok(())
     }
 
     /// What it has said so far.

@@ -1,11 +1,11 @@
 //! pitcrew's own commands, typed beside `kubectl` by a person who only has a kubeconfig.
 
 use libtest_mimic::Failed;
-use pitcrew_sim::actors::{Fault, Nodes};
 
 use crate::controller::Controller;
 use crate::neighbours::service_account;
 use crate::stage::{Outcome, Stage, must, until};
+use crate::upgrades::one_fails;
 
 const NOTEBOOK: &str = r#"{"apiVersion": "v1", "kind": "List", "items": [
     {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-x"}},
@@ -137,20 +137,7 @@ pub(crate) fn skip(stage: &mut Stage) -> Outcome {
 
 /// The documented label for a node that failed; others are left alone.
 pub(crate) fn retry(stage: &mut Stage) -> Outcome {
-    let spec = r#"{
-        "driver": {"name": "gpu", "validator": {"selector": "app=nvidia-operator-validator"}},
-        "upgradePolicy": {"maxParallelUpgrades": 1, "maxUnavailable": "100%"},
-        "limits": {"driverReady": "6s"}
-    }"#;
-    stage.apply_policy("gpu", spec)?;
-    let _controller = Controller::start(stage)?;
-    stage.until_known()?;
-    let version = stage.new_version();
-    stage.behaviour().change(|behaviour| {
-        *behaviour =
-            behaviour.clone().with_fault(Nodes::Named("gpu-02".to_owned()), &version, Fault::CrashLoop);
-    });
-    stage.set_version(&version)?;
+    let (_controller, version) = one_fails(stage)?;
     let (_, said) = ends(stage, "pitcrew status --wait --timeout 50s", 1)?;
     must(said.contains("gpu-02 failed: driver pod not ready after 6 s"), || format!("it said:\n{said}"))?;
     stage.until_states("the others are done", |states| {

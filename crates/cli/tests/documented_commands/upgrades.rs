@@ -124,20 +124,7 @@ pub(crate) fn skip(stage: &mut Stage) -> Outcome {
 
 /// A driver that cannot start fails its node, which stays out until a person sets the documented label.
 pub(crate) fn retry(stage: &mut Stage) -> Outcome {
-    let spec = r#"{
-        "driver": {"name": "gpu", "validator": {"selector": "app=nvidia-operator-validator"}},
-        "upgradePolicy": {"maxParallelUpgrades": 1, "maxUnavailable": "100%"},
-        "limits": {"driverReady": "6s"}
-    }"#;
-    stage.apply_policy("gpu", spec)?;
-    let controller = Controller::start(stage)?;
-    stage.until_known()?;
-    let version = stage.new_version();
-    stage.behaviour().change(|behaviour| {
-        *behaviour =
-            behaviour.clone().with_fault(Nodes::Named("gpu-02".to_owned()), &version, Fault::CrashLoop);
-    });
-    stage.set_version(&version)?;
+    let (controller, version) = one_fails(stage)?;
     let failed = stage.until_states("one node failed and the others are done", |states| {
         states
             .iter()
@@ -157,6 +144,25 @@ pub(crate) fn retry(stage: &mut Stage) -> Outcome {
     stage.until_upgraded(&version).map_err(|failed| with_log(&failed, &controller))?;
     controller.until_metric(metric::FAILED, 0.0)?;
     stage.sh("kubectl delete driverpolicy gpu").map(drop)
+}
+
+/// A controller, and a version that cannot start on `gpu-02`, which fails after six seconds.
+pub(crate) fn one_fails(stage: &mut Stage) -> Result<(Controller, String), Failed> {
+    let spec = r#"{
+        "driver": {"name": "gpu", "validator": {"selector": "app=nvidia-operator-validator"}},
+        "upgradePolicy": {"maxParallelUpgrades": 1, "maxUnavailable": "100%"},
+        "limits": {"driverReady": "6s"}
+    }"#;
+    stage.apply_policy("gpu", spec)?;
+    let controller = Controller::start(stage)?;
+    stage.until_known()?;
+    let version = stage.new_version();
+    stage.behaviour().change(|behaviour| {
+        *behaviour =
+            behaviour.clone().with_fault(Nodes::Named("gpu-02".to_owned()), &version, Fault::CrashLoop);
+    });
+    stage.set_version(&version)?;
+    Ok((controller, version))
 }
 
 fn with_log(failed: &Failed, controller: &Controller) -> Failed {

@@ -68,9 +68,7 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
         }
         Reason::TooManyFailed { .. } => vec![to("see which failed", "pitcrew status".to_owned())],
         Reason::Aborted { rollout } => {
-            let patch = json!({"spec": {"abort": false}});
-            let command = format!("kubectl patch rollout {rollout} --type=merge -p '{patch}'");
-            vec![to("take it back", command)]
+            vec![to("take it back", format!("pitcrew abort {rollout} --undo"))]
         }
         Reason::BudgetNever { budget, pod, pods: (expected, desired) } => {
             let mut all = open_budget(about, budget, pod, (*expected, *desired));
