@@ -2,6 +2,7 @@
 //! fails and says how to run it alone.
 
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -92,12 +93,31 @@ fn run(mut command: Command) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// All tests, those that need a real control plane included.
+/// All tests, those that need a real control plane included. The stories of the program wait more than they work, so they
+/// are told beside the others, and what they say is printed after them.
 fn tests() -> Result<Option<String>> {
     let binaries = kube::ensure()?;
-    let mut test = cargo(&["test", "--workspace"]);
-    test.env("KUBEBUILDER_ASSETS", binaries.dir());
-    run(test)
+    let test = |arguments: &[&str]| {
+        let mut test = cargo(&[&["test"], arguments].concat());
+        test.env("KUBEBUILDER_ASSETS", binaries.dir());
+        test
+    };
+    run(test(&["--workspace", "--no-run"]))?;
+    let mut program = test(&["-p", "pitcrew", "--color=always"]);
+    program.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let program = program.spawn().context("start cargo")?;
+    thread::scope(|scope| {
+        let told = scope.spawn(|| program.wait_with_output());
+        let others = run(test(&["--workspace", "--exclude", "pitcrew"]));
+        let Ok(told) = told.join() else { bail!("the tests of the program were not waited for.") };
+        let told = told.context("wait for the tests of the program")?;
+        let (said, warned) = (String::from_utf8_lossy(&told.stdout), String::from_utf8_lossy(&told.stderr));
+        println!("\nThe tests of the program, meanwhile:\n{warned}{said}");
+        if !told.status.success() {
+            bail!("the tests of the program ended with {}, see above.", told.status);
+        }
+        others
+    })
 }
 
 /// What programs read must be JSON and nothing else.

@@ -2,8 +2,9 @@
 //!
 //! Node patches, Events, evictions and pod deletions are sent as what they are: patches of the same size to the same
 //! nodes (under other annotation keys), Events of the same form, evictions and deletions of pods that were made
-//! for it beforehand and that no scheduler binds, so that each is one write and no kubelet has to answer. All else
-//! (a few status patches) becomes new config maps. Reads, and what other controllers write, are not in it.
+//! for it beforehand and that no scheduler binds, so that each is one write and no kubelet has to answer. The pods that
+//! are evicted are under budgets, ten each, as the fleet's are: the server asks the budget for every eviction, and writes
+//! it. All else (a few status patches) becomes new config maps. Reads, and what other controllers write, are not in it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +12,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod};
-use kube::api::{DeleteParams, EvictParams, Patch, PatchParams, PostParams};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -27,6 +29,11 @@ const TIMEOUT: Duration = Duration::from_mins(3);
 
 /// The pods of the floor are seen and left alone by everybody before the clock starts.
 const SETTLE: Duration = Duration::from_secs(2);
+
+/// As in the fleet.
+const PODS_OF_A_BUDGET: usize = 10;
+
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Where everything that is not a node goes.
 const NAMESPACE: &str = "default";
@@ -56,6 +63,11 @@ pub(super) async fn measure(
     in_parallel(doomed.map(async |name| create(&pods, pod(name)).await))
         .await
         .context("make the floor's pods")?;
+    let evicted = writes.iter().filter_map(|write| match write {
+        Write::Evict(pod) => Some(pod.clone()),
+        _ => None,
+    });
+    protect(client, &evicted.collect::<Vec<_>>()).await.context("put the floor's pods under budgets")?;
     sleep(SETTLE).await;
 
     let start = Instant::now();
@@ -63,6 +75,42 @@ pub(super) async fn measure(
         .await
         .context("measure the floor")?;
     Ok(start.elapsed())
+}
+
+/// Puts pods under budgets that refuse nothing. A budget is asked only for pods that run.
+async fn protect(client: &Client, names: &[String]) -> Result<()> {
+    let pods = Api::<Pod>::namespaced(client.clone(), NAMESPACE);
+    let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), NAMESPACE);
+    let running = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
+    let in_groups = names.iter().enumerate().map(|(index, name)| (index / PODS_OF_A_BUDGET, name));
+    in_parallel(in_groups.map(async |(group, name)| {
+        let labels = json!({"metadata": {"labels": {"floor": group.to_string()}}});
+        pods.patch(name, &PatchParams::default(), &Patch::Merge(labels)).await?;
+        let status = json!({"status": running});
+        pods.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
+        Ok(())
+    }))
+    .await?;
+    let groups = names.len().div_ceil(PODS_OF_A_BUDGET);
+    in_parallel((0..groups).map(async |group| {
+        let selector = json!({"matchLabels": {"floor": group.to_string()}});
+        let budget = json!({"metadata": {"name": format!("floor-{group}")}, "spec": {"minAvailable": 0, "selector": selector}});
+        create(&budgets, budget).await
+    }))
+    .await?;
+    let allows = |budget: &PodDisruptionBudget| {
+        budget.status.as_ref().and_then(|s| s.disruptions_allowed).unwrap_or(0)
+    };
+    let all_allowed = async {
+        loop {
+            let allowed: i32 = budgets.list(&ListParams::default()).await?.iter().map(allows).sum();
+            if usize::try_from(allowed).is_ok_and(|allowed| allowed >= names.len()) {
+                return anyhow::Ok(());
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    };
+    timeout(TIMEOUT, all_allowed).await.context("the budgets were not looked after in time")?
 }
 
 /// All kinds spread evenly over the whole, as they are when a fleet moves.

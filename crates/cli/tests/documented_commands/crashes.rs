@@ -1,9 +1,10 @@
 //! `kill -9` at random moments, and a driver that is dead on arrival.
 
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pitcrew_sim::actors::{Fault, Nodes};
+use tokio::time::Instant;
 
 use crate::controller::Controller;
 use crate::stage::{Outcome, Stage, must, until};

@@ -223,3 +223,21 @@ async fn killed(stage: &mut Stage) -> Outcome {
     must(trace.most_out <= 3, || format!("{} nodes were out, 3 allowed", trace.most_out))?;
     whole_walks(stage, &trace)
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_table_in_the_manual_is_complete() {
+        let manual = include_str!("../../../../docs/scenarios.md");
+        let documented = super::documented().len();
+        for scenario in super::all().into_iter().skip(documented) {
+            let mut lines = manual.lines();
+            let row = lines.find(|line| line.starts_with(&format!("| `{}` |", scenario.name)));
+            let row = row.unwrap_or_else(|| panic!("{} is not in docs/scenarios.md", scenario.name));
+            for weakness in scenario.shows {
+                assert!(row.contains(weakness), "{} shows {weakness}: {row}", scenario.name);
+            }
+            assert_eq!(scenario.on == super::On::Embedded, row.contains("*embedded*"), "{row}");
+        }
+    }
+}

@@ -498,20 +498,3 @@ async fn aborted(stage: &mut Stage) -> Outcome {
     stage.until_done().await?;
     in_service(stage)
 }
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_table_in_the_manual_is_complete() {
-        let manual = include_str!("../../../../docs/scenarios.md");
-        for scenario in super::all() {
-            let mut lines = manual.lines();
-            let row = lines.find(|line| line.starts_with(&format!("| `{}` |", scenario.name)));
-            let row = row.unwrap_or_else(|| panic!("{} is not in docs/scenarios.md", scenario.name));
-            for weakness in scenario.shows {
-                assert!(row.contains(weakness), "{} shows {weakness}: {row}", scenario.name);
-            }
-            assert_eq!(scenario.on == super::On::Embedded, row.contains("*embedded*"), "{row}");
-        }
-    }
-}
