@@ -1,6 +1,7 @@
 //! `cargo xtask test`: every check, in the order in which a mistake is found soonest. Stops at the first that
 //! fails and says how to run it alone.
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -94,30 +95,68 @@ fn run(mut command: Command) -> Result<Option<String>> {
 }
 
 /// All tests, those that need a real control plane included. The stories of the program wait more than they work, so they
-/// are told beside the others, and what they say is printed after them.
+/// are told beside the others; what they say is printed after them.
 fn tests() -> Result<Option<String>> {
-    let binaries = kube::ensure()?;
-    let test = |arguments: &[&str]| {
-        let mut test = cargo(&[&["test"], arguments].concat());
-        test.env("KUBEBUILDER_ASSETS", binaries.dir());
-        test
+    let planes = kube::ensure()?;
+    let (beside, others): (Vec<_>, Vec<_>) =
+        test_binaries()?.into_iter().partition(|test| test.name == BESIDE);
+    let start = |test: &TestBinary| {
+        let mut command = Command::new(&test.path);
+        command.current_dir(&test.dir).env("KUBEBUILDER_ASSETS", planes.dir());
+        command
     };
-    run(test(&["--workspace", "--no-run"]))?;
-    let mut program = test(&["-p", "pitcrew", "--color=always"]);
-    program.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let program = program.spawn().context("start cargo")?;
     thread::scope(|scope| {
-        let told = scope.spawn(|| program.wait_with_output());
-        let others = run(test(&["--workspace", "--exclude", "pitcrew"]));
-        let Ok(told) = told.join() else { bail!("the tests of the program were not waited for.") };
-        let told = told.context("wait for the tests of the program")?;
-        let (said, warned) = (String::from_utf8_lossy(&told.stdout), String::from_utf8_lossy(&told.stderr));
-        println!("\nThe tests of the program, meanwhile:\n{warned}{said}");
-        if !told.status.success() {
-            bail!("the tests of the program ended with {}, see above.", told.status);
+        let told: Vec<_> = beside.iter().map(|test| scope.spawn(|| start(test).output())).collect();
+        let outcome = others.iter().try_for_each(|test| {
+            println!("\n     Running {}", test.name);
+            run(start(test)).map(drop)
+        });
+        for told in told {
+            let Ok(output) = told.join() else { bail!("{BESIDE} was not waited for.") };
+            let output = output.with_context(|| format!("start {BESIDE}"))?;
+            let said = String::from_utf8_lossy(&output.stdout);
+            println!("\n     Running {BESIDE}, meanwhile\n{}{said}", String::from_utf8_lossy(&output.stderr));
+            if !output.status.success() {
+                bail!("{BESIDE} ended with {}, see above.", output.status);
+            }
         }
-        others
-    })
+        outcome
+    })?;
+    run(cargo(&["test", "--workspace", "--doc", "--quiet"]))
+}
+
+/// The stories of the program.
+const BESIDE: &str = "documented_commands";
+
+/// A program with tests, as cargo built it.
+struct TestBinary {
+    name: String,
+    path: String,
+    /// Where cargo would start it.
+    dir: PathBuf,
+}
+
+fn test_binaries() -> Result<Vec<TestBinary>> {
+    run(cargo(&["test", "--workspace", "--no-run"]))?;
+    let list = ["test", "--workspace", "--no-run", "--quiet", "--message-format=json"];
+    let output = cargo(&list).stderr(Stdio::inherit()).output().context("start cargo")?;
+    let messages = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>();
+    let mut found = Vec::new();
+    for message in messages {
+        let message = message.context("read what cargo built")?;
+        let text = |pointer: &str| message.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
+        let is_test = message.pointer("/profile/test").and_then(Value::as_bool) == Some(true);
+        if let (true, Some(path), Some(name), Some(manifest)) =
+            (is_test, text("/executable"), text("/target/name"), text("/manifest_path"))
+        {
+            let dir = Path::new(&manifest).parent().map(Path::to_owned).unwrap_or_default();
+            found.push(TestBinary { name, path, dir });
+        }
+    }
+    if !found.iter().any(|test| test.name == BESIDE) {
+        bail!("cargo built no tests called {BESIDE}.");
+    }
+    Ok(found)
 }
 
 /// What programs read must be JSON and nothing else.

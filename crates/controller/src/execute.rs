@@ -1,4 +1,4 @@
-//! One action, one call (the restart of a driver: two looks and a call). What came of it goes back to the loop.
+//! One action, one call; before a driver is taken away or loaded, one more look. What came of it goes back to the loop.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,9 +7,10 @@ use jiff::Timestamp;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ObjectMeta, Status};
 use kube::{Client, Resource};
-use pitcrew_core::action::{Action, PodRef, RestartDriver};
+use pitcrew_core::action::{Action, PodRef, RestartDriver, Users};
 use pitcrew_core::api::{DriverPolicy, Rollout, RolloutSpec};
 use pitcrew_core::contract::{CHECKPOINT_REQUESTED_ANNOTATION, CHECKPOINTED_ANNOTATION, State};
+use pitcrew_core::names::NodeName;
 use pitcrew_core::plan::uses_device;
 use pitcrew_core::snapshot::Pod;
 use serde::de::DeserializeOwned;
@@ -65,6 +66,9 @@ impl Executor {
         let _seat = seats.acquire().await;
         match action {
             Action::PatchNode(patch) => {
+                if let Some(users) = &patch.unless_used {
+                    self.pods_on(&patch.node, Some(users)).await?;
+                }
                 let body = Patch::Merge(patch.body());
                 let (api, params) = (self.nodes(), PatchParams::default());
                 let call = api.patch(patch.node.as_str(), &params, &body);
@@ -142,23 +146,33 @@ impl Executor {
         let nodes = self.nodes();
         let node = self.call("get", "nodes", nodes.get(restart.pod.node.as_str())).await?;
         still_ours(restart, node).map_err(CallError::LastLook)?;
-        let on_node = ListParams::default().fields(&format!("spec.nodeName={}", restart.pod.node));
-        let pods = Api::<wire::Pod>::all(self.client.clone());
-        let pods = self.call("list", "pods", pods.list(&on_node)).await?;
-        let mut version = None;
-        for pod in pods {
-            let seen = pod.metadata.resource_version.clone();
-            let pod = view::pod(pod)?;
-            if !restart.in_place && holds_device(restart, &pod) {
-                return Err(CallError::LastLook(format!("pod {} uses the device", pod.name)));
-            }
-            if pod.uid == restart.pod.uid {
-                version = seen;
-            }
+        let users = Some(&restart.users).filter(|_| !restart.in_place);
+        let mut pods = self.pods_on(&restart.pod.node, users).await?;
+        let is_it = |pod: &wire::Pod| pod.metadata.uid.as_deref() == Some(restart.pod.uid.as_str());
+        if !pods.iter().any(is_it) {
+            // The scheduler has not put it there.
+            let by_name = ListParams::default().fields(&format!("metadata.name={}", restart.pod.name.name));
+            let api = self.pods(&restart.pod.name.namespace);
+            pods.extend(self.call("list", "pods", api.list(&by_name)).await?);
         }
+        let version = pods.into_iter().find(is_it).and_then(|pod| pod.metadata.resource_version);
         let version =
             version.ok_or_else(|| CallError::LastLook("the driver pod is another one already".to_owned()))?;
         self.delete(&restart.pod, Some(version)).await
+    }
+
+    /// The pods that are on a node now; an error if one of `users` is among them.
+    async fn pods_on(&self, node: &NodeName, users: Option<&Users>) -> Result<Vec<wire::Pod>, CallError> {
+        let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let api = Api::<wire::Pod>::all(self.client.clone());
+        let pods = self.call("list", "pods", api.list(&on_node)).await?.items;
+        for pod in pods.iter().filter(|_| users.is_some()) {
+            let pod = view::pod(pod.clone())?;
+            if users.is_some_and(|users| holds_device(users, &pod)) {
+                return Err(CallError::LastLook(format!("pod {} uses the device", pod.name)));
+            }
+        }
+        Ok(pods)
     }
 
     async fn create_rollout(&self, name: &str, spec: &RolloutSpec) -> Result<Answer, CallError> {
@@ -194,10 +208,10 @@ impl Executor {
 }
 
 /// Claims are not read again; a pod with claims that the plan did not judge counts as a user.
-fn holds_device(restart: &RestartDriver, pod: &Pod) -> bool {
-    let judged = restart.harmless.contains(&pod.uid);
+fn holds_device(users: &Users, pod: &Pod) -> bool {
+    let judged = users.harmless.contains(&pod.uid);
     let nothing_known = BTreeMap::new();
-    let devices = &restart.devices;
+    let devices = &users.devices;
     if judged { devices.asked_for_by(pod) } else { uses_device(devices, pod, &nothing_known) }
 }
 

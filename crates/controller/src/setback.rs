@@ -95,6 +95,8 @@ pub(crate) fn after_write(
         // Did it happen? Read before anything else: at once the first time, then as the API recovers.
         () if error.outcome_unknown() && attempts == 1 => (SetbackKind::Stale, now),
         () if error.outcome_unknown() => (SetbackKind::Stale, back_off(now, attempts - 1, seen)),
+        // Nothing was written; what was found is seen by the next plan, or read.
+        () if matches!(error, CallError::LastLook(_)) => (SetbackKind::Stale, back_off(now, attempts, seen)),
         () if matches!(error.code(), 409 | 404) => (SetbackKind::Stale, after(now, NEWER_VERSION_WITHIN)),
         () => (SetbackKind::Error(error.to_string()), back_off(now, attempts, seen)),
     };

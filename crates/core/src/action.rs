@@ -105,6 +105,8 @@ pub struct NodePatch {
     pub to: Option<Transition>,
     /// The event that tells of it.
     pub event: Option<Event>,
+    /// Looked at once more before the write: nobody of these may be on the node.
+    pub unless_used: Option<Box<Users>>,
 }
 
 /// Labels or annotations to set, or to remove: a handful at most.
@@ -215,8 +217,15 @@ pub struct RestartDriver {
     pub node_uid: Uid,
     /// The installed driver stays what it is: pods may go on using it.
     pub in_place: bool,
-    /// Pods that use any of these must be gone.
+    /// Who must be gone.
+    pub users: Users,
+}
+
+/// Who must not be on a node when its driver is taken away, or loaded.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Users {
+    /// Pods that use any of these.
     pub devices: Devices,
-    /// Pods whose resource claims have nothing to do with the device.
+    /// Apart from these, whose resource claims have nothing to do with the device.
     pub harmless: Vec<Uid>,
 }

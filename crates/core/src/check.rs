@@ -82,9 +82,9 @@ pub fn violations(snapshot: &Snapshot, plan: &Plan) -> Vec<Violation> {
             }));
         };
         report(Promise::OnlyOwnNodes, foreign_nodes(snapshot, &mine));
-        report(Promise::OnlyOwnCordon, foreign_cordons(snapshot, done, &mine));
         report(Promise::StandsStill, restless(done, &mine));
         if let Some(policy) = policy {
+            report(Promise::OnlyOwnCordon, foreign_cordons(snapshot, policy, &mine));
             report(Promise::WithinLimits, beyond_limits(snapshot, policy, done, &mine));
             report(Promise::NobodyOnTheDevice, under_work(snapshot, policy, &mine));
         }
@@ -142,13 +142,19 @@ fn foreign_nodes(snapshot: &Snapshot, mine: &[(usize, &Action)]) -> Broken {
         .collect()
 }
 
-fn foreign_cordons(snapshot: &Snapshot, done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
+fn foreign_cordons(snapshot: &Snapshot, policy: &Policy, mine: &[(usize, &Action)]) -> Broken {
     let may_lift = |node: &NodeName| {
         let visit = visit(snapshot, node);
         // Validated, or given back before its driver was touched, in this attempt or an earlier one.
-        let untouched = |walk: &Walk| walk.state.before_restart() && walk.attempts == 0;
-        let may = |walk: &Walk| walk.state == State::UncordonRequired || untouched(walk);
-        let at_the_end = |v: &Visit| v.drivers.get(&done.driver).is_some_and(may);
+        let drivers =
+            || snapshot.pods_on(node).filter(|pod| policy.is_driver(&pod.name.namespace, &pod.labels));
+        let untouched = |visit: &Visit, walk: &Walk| {
+            walk.state.before_restart()
+                && walk.attempts == 0
+                && drivers().all(|pod| pod.deleting.is_some() || visit.found(pod.created))
+        };
+        let may = |v: &Visit, walk: &Walk| walk.state == State::UncordonRequired || untouched(v, walk);
+        let at_the_end = |v: &Visit| v.drivers.get(&policy.driver).is_some_and(|walk| may(v, walk));
         visit.is_some_and(|v| v.holds.cordon && at_the_end(v))
     };
     let lifts = patches(mine).filter(|(_, patch)| patch.unschedulable == Some(false));
@@ -234,6 +240,7 @@ fn under_work(snapshot: &Snapshot, policy: &Policy, mine: &[(usize, &Action)]) -
     let busy = |node: &NodeName| snapshot.pods_on(node).any(uses);
     let restarts = mine.iter().filter(|(_, action)| match action {
         Action::RestartDriver(restart) => !stays_installed(snapshot, restart),
+        Action::PatchNode(patch) => patch.annotations.get(&policy.keys.safe_load) == Some(None),
         _ => false,
     });
     restarts

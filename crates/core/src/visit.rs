@@ -71,6 +71,9 @@ pub struct Walk {
     /// How often pods that use the device were back when it was time to restart the driver.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub came_back: u32,
+    /// When somebody's uncordon was undone: until then, anything could be put on the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recordoned: Option<Timestamp>,
     /// The driver pod whose trouble was told in an event: once each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub told: Option<Uid>,
@@ -245,6 +248,11 @@ impl Visit {
         Self { v: FORMAT, rollout, since: now, holds, drivers: BTreeMap::from([(driver, walk)]) }
     }
 
+    /// Whether something that was made then was there when the visit began. The API counts in whole seconds.
+    pub fn found(&self, created: Timestamp) -> bool {
+        created <= self.since
+    }
+
     /// Reads the annotation.
     pub fn parse(text: &str) -> Result<Self, Unreadable> {
         #[derive(Deserialize)]
@@ -277,6 +285,7 @@ impl Walk {
             attempts: 0,
             replace: None,
             came_back: 0,
+            recordoned: None,
             told: None,
             failure: None,
         }

@@ -76,6 +76,8 @@ pub(super) fn cordon_again(view: &View<'_>, member: &Member<'_>, visit: &Visit, 
     let message = "The node was uncordoned during its driver upgrade; cordoned again".to_owned();
     let mut visit = visit.clone();
     visit.holds.cordon = true;
+    let again = Walk { recordoned: Some(view.snapshot.now), ..walk.clone() };
+    visit.drivers.insert(view.policy.driver.clone(), again);
     let mut patch = base_patch(view, member, walk.state);
     patch.to = None;
     patch.unschedulable = Some(true);
@@ -86,7 +88,8 @@ pub(super) fn cordon_again(view: &View<'_>, member: &Member<'_>, visit: &Visit, 
 
 /// `uncordon-required`: ONE patch: undo what is ours, drop the record.
 pub(super) fn release(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> Decision {
-    if member.sync != Freshness::InSync || !member.driver_ready || !member.node.ready {
+    let fit = member.sync == Freshness::InSync && member.driver_ready && member.node.ready;
+    if !fit || member.waits_for_load {
         // It was fine a moment ago. Nothing goes back into service on that.
         let back = State::ValidationRequired;
         return go(view, member, back, Some(walk.enter(back, view.snapshot.now)));

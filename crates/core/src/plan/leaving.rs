@@ -158,7 +158,7 @@ fn remove(
     };
     let Job { pods, removal, .. } = job;
     if let Some(found) = keeps_coming(view, walk, pods) {
-        return give_up(Cause::PodsCannotLeave { found });
+        return fail(view, member, walk, Cause::PodsCannotLeave { found });
     }
     let until = removal.timeout.map(|timeout| deadline(view, walk, timeout));
     let time_is_up = until.is_some_and(|until| ran_out(view, until));
@@ -182,8 +182,14 @@ fn remove(
 
 /// A pod that was put on the node long after evictions began: others will follow it, however many are evicted.
 fn keeps_coming(view: &View<'_>, walk: &Walk, pods: &[&Pod]) -> Option<Finding> {
-    let expected = deadline(view, walk, NEWCOMERS);
-    let newcomer = pods.iter().find(|pod| pod.deleting.is_none() && pod.created > expected)?;
+    let cordoned = walk.recordoned.unwrap_or(Timestamp::MIN);
+    let expected =
+        deadline(view, walk, NEWCOMERS).max(cordoned.saturating_add(NEWCOMERS).unwrap_or(cordoned));
+    // A drain does not chase pods that have nothing to do with the device, unless nobody knows who has.
+    let concerned = |pod: &Pod| view.policy.devices.is_empty() || view.uses_device(pod);
+    // What a DaemonSet puts back has its own sentence.
+    let newcomer = |pod: &&&Pod| pod.deleting.is_none() && !pod.is_daemon() && pod.created > expected;
+    let newcomer = pods.iter().filter(newcomer).find(|pod| concerned(pod))?;
     let what = format!(
         "pod {} was put on the node while it was being emptied; whatever places it there ignores the cordon",
         newcomer.name

@@ -50,8 +50,8 @@ pub(super) struct Candidate<'a> {
     pub(super) own: bool,
     /// Given back once already, because its pods could not leave.
     pub(super) released: bool,
-    /// A person or a new version tries it again.
-    pub(super) retried: bool,
+    /// Tried again by a person or a new version, or without any driver: failures of others do not hold it.
+    pub(super) whatever_failed: bool,
 }
 
 impl Candidate<'_> {
@@ -96,7 +96,7 @@ impl Ledger {
         let mut starts = Vec::with_capacity(candidates.len());
         for candidate in candidates {
             // More of the same would fail too. Whoever tries a node again has done something about it.
-            if self.failed > self.max_failed && !candidate.retried {
+            if self.failed > self.max_failed && !candidate.whatever_failed {
                 let reason = Reason::TooManyFailed { failed: self.failed, limit: self.max_failed };
                 starts.push((candidate.index, Start::No(Box::new(reason))));
                 continue;
@@ -254,7 +254,7 @@ mod tests {
                 devices: 0,
                 own: false,
                 released: false,
-                retried: false,
+                whatever_failed: false,
             };
             ledger.grant(names.iter().enumerate().map(candidate).collect());
             assert_eq!(ledger.granted.len(), start, "case {index}");
@@ -273,7 +273,7 @@ mod tests {
             devices: 1,
             own: false,
             released: false,
-            retried: false,
+            whatever_failed: false,
         };
         let candidates = vec![
             Candidate { own: true, healthy: false, ..plain(4) },

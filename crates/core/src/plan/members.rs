@@ -116,7 +116,15 @@ impl<'a> Member<'a> {
 
     /// It could take work again as it is: nothing was done to its driver, in this attempt or an earlier one.
     pub(super) fn has_its_old_driver(&self) -> bool {
-        self.driver_ready && self.walk().is_none_or(|walk| walk.attempts == 0)
+        let Standing::Visit(visit, walk) = self.standing else { return self.driver_ready };
+        let older = self.pod.is_some_and(|pod| visit.found(pod.created));
+        self.driver_ready && walk.attempts == 0 && older
+    }
+
+    /// Its driver is the wanted one and waits to be loaded: without that the node has no driver at all, and leaving it
+    /// out would help nobody.
+    pub(super) fn needs_driver(&self) -> bool {
+        self.waits_for_load && self.sync == Freshness::InSync
     }
 
     /// Out of date, and nobody has written that down yet.

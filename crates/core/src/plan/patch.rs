@@ -61,5 +61,6 @@ pub(super) fn base_patch(view: &View<'_>, member: &Member<'_>, to: State) -> Nod
             reason: keys.event_reason.clone(),
             message: transition_message(to),
         }),
+        unless_used: None,
     }
 }

@@ -271,7 +271,7 @@ fn muster<'a>(
         let claimed = claims.contains_key(&(&view.pool.driver, member.name));
         let refuses = member.refuses(view.snapshot.now);
         let ready = *status == PoolStatus::Active && !claimed && pending.is_none() && !refuses;
-        unmarked += usize::from(!refuses && member.is_about_to_be_marked());
+        unmarked += usize::from(!refuses && !claimed && member.is_about_to_be_marked());
         if ready && member.state() == State::UpgradeRequired {
             match may_start(view, &member) {
                 Ok(()) => candidates.push(candidate(view, index, &member)),
@@ -307,6 +307,6 @@ fn candidate<'a>(view: &View<'a>, index: usize, member: &Member<'a>) -> Candidat
         devices,
         own: view.snapshot.own_node.as_ref() == Some(member.name),
         released: member.node.annotations.contains_key(RELEASED_ANNOTATION),
-        retried: member.walk().is_some_and(|walk| walk.attempts > 0),
+        whatever_failed: member.needs_driver() || member.walk().is_some_and(|walk| walk.attempts > 0),
     }
 }

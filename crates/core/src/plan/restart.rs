@@ -1,19 +1,20 @@
 //! `pod-restart-required`: the old driver pod goes, the new one comes up, within `limits.driverReady`.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use super::members::{Freshness, Member, Standing};
-use super::patch::{go, record_patch};
+use super::patch::{base_patch, go, record_patch, rewrite};
 use super::pool::View;
 use super::removal::pod_ref;
 use super::walk::{self, Decision, deadline, fail, ran_out};
-use crate::action::{Action, Changes, Event, NodePatch, RestartDriver};
+use crate::action::{Action, Changes, Event, NodePatch, RestartDriver, Users};
 use crate::contract::State;
-use crate::names::Uid;
 use crate::reason::Reason;
 use crate::snapshot::{Object, Phase, Pod};
 use crate::visit::{Cause, Finding, Walk};
 
+/// The old pod is deleted as soon as a node is at its restart. If that took longer, the time for the new one begins anew.
+const DELAY_MAX: SignedDuration = SignedDuration::from_mins(2);
 /// Work that came back so often will come back again.
 const CAME_BACK_MAX: u32 = 3;
 
@@ -44,7 +45,10 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
     }
     let starting = Reason::DriverStarting { pod: pod.name.clone(), says: says(pod), until };
     if member.waits_for_load && sync == Freshness::InSync && !retried && !ran_out(view, until) {
-        return load(view, member, walk, starting);
+        return match view.users(member).next() {
+            Some(user) => empty_again(view, member, walk, user),
+            None => Decision::act(starting, release_safe_load(view, member)),
+        };
     }
     if matches!(sync, Freshness::Outdated | Freshness::Orphaned) || retried {
         return restart(view, member, walk, pod, until);
@@ -89,8 +93,8 @@ fn restart(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: 
     let reason = Reason::DriverStopping { pod: pod.name.clone(), until };
     let object = Object::Pod(pod.name.clone());
     let in_place = member.restarts_in_place();
-    if let Some(intruder) = view.users(member).next().filter(|_| !in_place) {
-        return empty_again(view, member, walk, intruder);
+    if let Some(user) = view.users(member).next().filter(|_| !in_place) {
+        return empty_again(view, member, walk, user);
     }
     if !member.node.ready {
         // Nobody would stop the old pod or start the new one.
@@ -112,59 +116,54 @@ fn restart(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: 
         }
         return Decision { wake_at: Some(setback.retry_at.min(until)), ..Decision::stay(reason) };
     }
+    let waited = ran_out(view, walk.deadline(DELAY_MAX, snapshot.now));
+    if let (true, None, Standing::Visit(visit, _)) =
+        (waited, snapshot.setbacks.get(&object), &member.standing)
+    {
+        // The node was not Ready for long, or nobody led: the new driver gets its whole time all the same.
+        let again = walk.enter(State::PodRestartRequired, snapshot.now);
+        return Decision::act(reason, rewrite(view, member, visit, again));
+    }
     let restart = RestartDriver {
         driver: view.policy.driver.clone(),
         pod: pod_ref(pod),
         node_uid: member.node.uid.clone(),
         in_place,
-        devices: view.policy.devices.clone(),
-        harmless: harmless(view, member),
+        users: users(view, member),
     };
     Decision::act(reason, Action::RestartDriver(restart))
 }
 
-/// Something that tolerates the cordon came back. It has to leave like the others did, but not for ever.
-fn empty_again(view: &View<'_>, member: &Member<'_>, walk: &Walk, intruder: &Pod) -> Decision {
+/// Something uses the device: what tolerates the cordon came back, or it never had to leave because the driver was
+/// restarted in place. It has to leave like the others did, but not for ever.
+fn empty_again(view: &View<'_>, member: &Member<'_>, walk: &Walk, user: &Pod) -> Decision {
     if walk.came_back >= CAME_BACK_MAX {
         let what = format!(
             "pod {} is there after pods were evicted {} times; whatever places it there ignores the cordon",
-            intruder.name,
-            walk.came_back + 1
+            user.name, walk.came_back
         );
-        let found = Finding::about(&intruder.name, what);
+        let found = Finding::about(&user.name, what);
         return fail(view, member, walk, Cause::PodsCannotLeave { found });
     }
-    let back = State::PodDeletionRequired;
+    let back = State::WaitForJobsRequired;
     let walk = Walk { came_back: walk.came_back + 1, ..walk.enter(back, view.snapshot.now) };
     go(view, member, back, Some(walk))
 }
 
-/// Lets the driver pod's init container go on, if nobody uses the device.
-pub(super) fn load(view: &View<'_>, member: &Member<'_>, walk: &Walk, reason: Reason) -> Decision {
-    match view.users(member).next() {
-        Some(intruder) => empty_again(view, member, walk, intruder),
-        None => Decision::act(reason, release_safe_load(view, member)),
-    }
-}
-
-/// Pods with resource claims that are not claims of the device. The last look sees pods, not claims.
-fn harmless(view: &View<'_>, member: &Member<'_>) -> Vec<Uid> {
+/// Pods with resource claims that are not claims of the device: the last look sees pods, not claims.
+fn users(view: &View<'_>, member: &Member<'_>) -> Users {
     let with_claims = member.pods().filter(|pod| !pod.claims.is_empty());
-    with_claims.filter(|pod| !view.uses_device(pod)).map(|pod| pod.uid.clone()).collect()
+    let harmless = with_claims.filter(|pod| !view.uses_device(pod)).map(|pod| pod.uid.clone());
+    Users { devices: view.policy.devices.clone(), harmless: harmless.collect() }
 }
 
 /// The driver pod's init container waits for this annotation to go before it loads the driver.
 pub(super) fn release_safe_load(view: &View<'_>, member: &Member<'_>) -> Action {
-    Action::PatchNode(NodePatch {
-        node: member.name.clone(),
-        pool: view.pool.name.clone(),
-        seen: member.node.version,
-        labels: Changes::default(),
-        annotations: Changes::from((view.policy.keys.safe_load.as_str(), None)),
-        unschedulable: None,
-        to: None,
-        event: None,
-    })
+    let unless_used = Some(Box::new(users(view, member)));
+    let annotations = Changes::from((view.policy.keys.safe_load.as_str(), None));
+    let nothing = base_patch(view, member, member.state());
+    let labels = Changes::default();
+    Action::PatchNode(NodePatch { annotations, labels, to: None, event: None, unless_used, ..nothing })
 }
 
 /// What a driver pod's containers say, in a few words.

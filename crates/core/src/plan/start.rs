@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kube::core::SelectorExt;
 
 use super::leaving;
-use super::members::{Freshness, Member, label_state};
+use super::members::{Member, label_state};
 use super::pool::View;
 use super::removal;
 use super::walk::revision_pending;
@@ -23,15 +23,13 @@ pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reas
     if member.state() != State::UpgradeRequired {
         return Err(Reason::UpToDate);
     }
-    if let Some(rollout) = &view.aborted {
+    if let Some(rollout) = view.aborted.as_ref().filter(|_| !member.needs_driver()) {
         return Err(Reason::Aborted { rollout: rollout.clone() });
     }
     if let Some(other) = other_driver(view, member) {
         return Err(Reason::OtherDriver { driver: other });
     }
-    // A node whose driver waits to be loaded has no driver at all: leaving it out would help nobody.
-    let needs_driver = member.waits_for_load && member.sync == Freshness::InSync;
-    if member.node.mark(&policy.keys.skip) == Some("true") && !needs_driver {
+    if member.node.mark(&policy.keys.skip) == Some("true") && !member.needs_driver() {
         return Err(Reason::Skipped { label: policy.keys.skip.clone() });
     }
     let Some(daemon_set) = member.daemon_set.filter(|_| member.target.is_some()) else {

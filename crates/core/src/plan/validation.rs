@@ -4,7 +4,6 @@ use super::members::{Freshness, Member};
 use super::patch::go;
 use super::pool::View;
 use super::removal::pod_ref;
-use super::restart;
 use super::walk::{Decision, deadline, fail, ran_out};
 use crate::action::{Action, DeleteWhy};
 use crate::contract::State;
@@ -15,15 +14,10 @@ use crate::visit::{Cause, Finding, Walk};
 pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
     let limit = view.policy.limits.validation;
     let until = deadline(view, walk, limit);
-    if member.sync == Freshness::Outdated {
-        // A newer version came while this one was on trial. The node is empty: restart it once more, now.
+    if member.sync == Freshness::Outdated || member.waits_for_load {
+        // A newer version came, or the driver starts once more, after a reboot perhaps.
         let back = State::PodRestartRequired;
         return go(view, member, back, Some(walk.enter(back, view.snapshot.now)));
-    }
-    if member.waits_for_load && member.sync == Freshness::InSync && !ran_out(view, until) {
-        // The driver starts once more, after a reboot perhaps. The node is empty: it may.
-        let found = Finding::plain("the driver is loaded once more");
-        return restart::load(view, member, walk, Reason::Validating { found, until });
     }
     let (found, stale) = match missing(view, member) {
         Missing::Nothing => {

@@ -290,7 +290,11 @@ fn failed(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
     }
     let reason = Reason::Failed { cause: failure.cause.clone() };
     // Whoever replaces the driver pod of an empty node by hand must not wait for us.
-    if member.waits_for_load && member.sync == Freshness::InSync && view.users(member).next().is_none() {
+    if replaced
+        && member.waits_for_load
+        && member.sync == Freshness::InSync
+        && view.users(member).next().is_none()
+    {
         return Decision::act(reason, restart::release_safe_load(view, member));
     }
     Decision::stay(reason)

@@ -214,9 +214,10 @@ async fn joins_midway(stage: &mut Stage) -> Outcome {
 async fn own_node_last(stage: &mut Stage) -> Outcome {
     stage.set_version(NEW).await?;
     stage.until("gpu-01 is on its way", |scene| scene.visited.contains("gpu-01")).await?;
-    let states = stage.scene().states;
-    must(states.iter().all(|(node, state)| node == "gpu-01" || *state == State::UpgradeDone), || {
-        format!("gpu-01 went before others: {states:?}")
+    let versions = stage.driver_versions().await?;
+    let others = versions.iter().filter(|(node, _)| *node != "gpu-01");
+    must(others.clone().all(|(_, version)| version == NEW), || {
+        format!("gpu-01 went before others: {versions:?}")
     })?;
     stage.until_done().await?;
     whole_walks(stage, &stage.trace())

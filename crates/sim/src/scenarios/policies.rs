@@ -12,7 +12,7 @@ use kube::{Api, ResourceExt};
 use pitcrew_core::contract::{CHECKPOINT_REQUESTED_ANNOTATION, CHECKPOINTED_ANNOTATION, State};
 use serde_json::{Value, json};
 
-use super::reported::{TEAM, broken, embedded, limits, spread};
+use super::reported::{TEAM, broken, embedded, embedded_api, limits, spread};
 use super::{NEW, NEWER, fleet, in_service, scenario, whole_walks};
 use crate::actors::{Fault, KERNEL, NAMESPACE, Nodes, nvidia_driver_kind};
 use crate::fleet::{Fleet, Workload};
@@ -190,9 +190,14 @@ async fn unscheduled(stage: &mut Stage) -> Outcome {
     must(warnings.iter().any(|text| text.contains("does not come up: pod Unschedulable")), || {
         format!("{warnings:?}")
     })?;
+    // A pod that was never placed is replaced by a new version like any other.
+    stage.set_version(NEWER).await?;
+    stage.until_reason("gpu-01", "Unschedulable").await?;
     room(stage, "110").await?;
-    stage.label("gpu-01", super::STATE_LABEL, Some("upgrade-required")).await?;
+    stage.until("it is on its way", |scene| scene.state("gpu-01") != State::UpgradeFailed).await?;
     stage.until_done().await?;
+    let versions = stage.driver_versions().await?;
+    must(versions.values().all(|version| version == NEWER), || format!("{versions:?}"))?;
     in_service(stage)
 }
 
@@ -209,9 +214,13 @@ async fn comes_back(stage: &mut Stage) -> Outcome {
     });
     stage.create::<Deployment>(NAMESPACE, json!({"metadata": {"name": "slurmd"}, "spec": spec})).await?;
     stage.until_pod(NAMESPACE, "slurmd").await?;
+    let server = embedded_api(stage)?;
+    let before = server.counts().of("create", "pods/eviction");
     stage.set_version(NEW).await?;
     stage.until("the node fails", |scene| scene.state("gpu-01") == State::UpgradeFailed).await?;
-    stage.until_reason("gpu-01", "ignores the cordon").await?;
+    stage.until_reason("gpu-01", "was put on the node while it was being emptied").await?;
+    let evicted = server.counts().of("create", "pods/eviction") - before;
+    must((1..=60).contains(&evicted), || format!("evicted {evicted} times"))?;
     stage.patch::<Deployment>(NAMESPACE, "slurmd", json!({"spec": {"replicas": 0}})).await?;
     stage.label("gpu-01", super::STATE_LABEL, Some("upgrade-required")).await?;
     stage.until_done().await?;

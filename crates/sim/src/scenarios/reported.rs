@@ -156,7 +156,7 @@ fn slow_jobs() -> Fleet {
     Fleet::new(1).with_workloads(vec![work]).with_upgrade_policy(policy)
 }
 
-fn embedded_api(stage: &Stage) -> Result<ApiServer, Broken> {
+pub(super) fn embedded_api(stage: &Stage) -> Result<ApiServer, Broken> {
     stage.cluster().api.clone().ok_or_else(|| Broken("needs the embedded API".to_owned()))
 }
 

@@ -53,7 +53,7 @@ fn the_last_look_knows_which_claims_are_harmless() {
         Action::RestartDriver(restart) => Some(restart),
         _ => None,
     });
-    assert_eq!(restart.unwrap().harmless, ["uid-nic".into()]);
+    assert_eq!(restart.unwrap().users.harmless, ["uid-nic".into()]);
 }
 
 #[test]

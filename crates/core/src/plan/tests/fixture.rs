@@ -165,6 +165,7 @@ pub(super) struct PodSpec {
     empty_dir: bool,
     mirror: bool,
     deleting: Option<Timestamp>,
+    created: Timestamp,
 }
 
 /// A pod of a Deployment in namespace `work` that uses one device.
@@ -183,6 +184,7 @@ pub(super) fn pod(name: &str) -> PodSpec {
         empty_dir: false,
         mirror: false,
         deleting: None,
+        created: Timestamp::UNIX_EPOCH,
     }
 }
 
@@ -224,6 +226,9 @@ impl PodSpec {
     pub(super) fn host_path(self, path: &str) -> Self {
         Self { gpus: 0, host_paths: vec![path.into()], ..self }
     }
+    pub(super) fn created(self, created: Timestamp) -> Self {
+        Self { created, ..self }
+    }
     pub(super) fn finalizer(self, name: &str) -> Self {
         Self { finalizer: Some(name.into()), ..self }
     }
@@ -237,6 +242,7 @@ impl PodSpec {
             phase: self.phase,
             ready: self.ready,
             deleting: self.deleting,
+            created: self.created,
             started: Some(after(-3600)),
             resources: if self.gpus == 0 { vec![] } else { vec![("nvidia.com/gpu".into(), self.gpus)] },
             claims: self.claims,
@@ -437,6 +443,7 @@ impl Fleet {
             revision: Some(revision.into()),
             owner: Some(Owner { kind: OwnerKind::DaemonSet, name: app.into(), uid: daemon_set.clone() }),
             ready: !crashes,
+            created: started,
             started: Some(started).filter(|_| !crashes),
             empty_dir: true,
             trouble: crashes.then_some(trouble),

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::fixture::*;
-use crate::action::{Action, Changes, DeleteWhy, NodePatch, PodRef, RestartDriver, Transition};
+use crate::action::{Action, Changes, DeleteWhy, NodePatch, PodRef, RestartDriver, Transition, Users};
 use crate::check::{Promise, violations};
 use crate::contract::{State, VISIT_ANNOTATION};
 use crate::names::ObjectName;
@@ -33,8 +33,7 @@ fn restart(node: &str) -> Action {
         pod,
         node_uid: "uid".into(),
         in_place: false,
-        devices,
-        harmless: vec![],
+        users: Users { devices, harmless: vec![] },
     })
 }
 
@@ -48,6 +47,7 @@ fn patch(node: &str, from: State, to: State) -> NodePatch {
         unschedulable: None,
         to: Some(Transition { driver: "gpu".into(), from, to }),
         event: None,
+        unless_used: None,
     }
 }
 
@@ -207,4 +207,30 @@ fn every_promise_has_its_number_and_its_words() {
     let numbers: Vec<String> =
         all.iter().map(|p| p.to_string().split(' ').next().unwrap().to_owned()).collect();
     assert_eq!(numbers, ["S1", "S2", "S3", "S4", "S9"]);
+}
+
+#[test]
+fn a_driver_that_waits_is_not_loaded_under_work() {
+    let lift = |node: &str| {
+        let patch = patch(node, State::PodRestartRequired, State::PodRestartRequired);
+        let annotations = Changes::from((keys("gpu").safe_load.as_str(), None));
+        Action::PatchNode(NodePatch { labels: Changes::default(), annotations, to: None, ..patch })
+    };
+    let at_restart = |name: &str| node(name).at(State::PodRestartRequired);
+    let fleet = Fleet::new().with(at_restart("busy").pod(pod("train"))).with(at_restart("empty"));
+    let found = broken(&fleet, vec![lift("busy"), lift("empty")]);
+    assert_eq!(found, [(Promise::NobodyOnTheDevice, "busy".to_owned(), 0)]);
+}
+
+#[test]
+fn a_node_whose_driver_was_replaced_is_not_given_back_unproven() {
+    let give_back = |node: &str| {
+        let patch = patch(node, State::PodDeletionRequired, State::UpgradeRequired);
+        Action::PatchNode(NodePatch { unschedulable: Some(false), ..patch })
+    };
+    let emptied = |name: &str| node(name).at(State::PodDeletionRequired);
+    let mut fleet = Fleet::new().with(emptied("new")).with(emptied("old"));
+    fleet.driver_mut("new").created = fleet.snapshot.now;
+    let found = broken(&fleet, vec![give_back("new"), give_back("old")]);
+    assert_eq!(found, [(Promise::OnlyOwnCordon, "new".to_owned(), 0)]);
 }

@@ -45,6 +45,7 @@ struct NodeSketch {
     ready: bool,
     skipped: bool,
     requested: bool,
+    waits_for_load: bool,
     crashes: bool,
     stale_validator: bool,
     pods: Vec<PodSketch>,
@@ -86,14 +87,16 @@ struct PodSketch {
     drain_skip: bool,
     gpus: u32,
     phase: Phase,
+    /// It came only now.
+    new: bool,
 }
 
 fn pods() -> impl Strategy<Value = PodSketch> {
     let phase =
         prop_oneof![6 => Just(Phase::Running), 1 => Just(Phase::Pending), 1 => Just(Phase::Succeeded)];
     let rarely = || prop::bool::weighted(0.15);
-    (rarely(), rarely(), rarely(), any::<bool>(), rarely(), 0..3_u32, phase).prop_map(
-        |(bare, empty_dir, daemon, budgeted, drain_skip, gpus, phase)| PodSketch {
+    (rarely(), rarely(), rarely(), any::<bool>(), rarely(), 0..3_u32, phase, rarely()).prop_map(
+        |(bare, empty_dir, daemon, budgeted, drain_skip, gpus, phase, new)| PodSketch {
             bare,
             empty_dir,
             daemon,
@@ -101,6 +104,7 @@ fn pods() -> impl Strategy<Value = PodSketch> {
             drain_skip,
             gpus,
             phase,
+            new,
         },
     )
 }
@@ -129,11 +133,12 @@ fn nodes() -> impl Strategy<Value = NodeSketch> {
     let mostly = || prop::bool::weighted(0.85);
     let state = || select(State::ALL.to_vec());
     let place = (state(), state(), mostly(), label, any::<bool>(), driver);
-    let service = (prop::option::weighted(0.2, any::<bool>()), mostly(), mostly(), rarely(), rarely());
+    let wishes = (rarely(), rarely());
+    let service = (prop::option::weighted(0.2, any::<bool>()), mostly(), mostly(), rarely(), wishes);
     (place, service, rarely(), rarely(), prop::collection::vec(pods(), 0..3), api).prop_map(
         |(place, service, crashes, stale_validator, pods, api)| {
             let (state, other_state, recorded, label, outdated, driver) = place;
-            let (cordoned, our_cordon, ready, skipped, requested) = service;
+            let (cordoned, our_cordon, ready, skipped, (requested, waits_for_load)) = service;
             NodeSketch {
                 state,
                 other_state,
@@ -146,6 +151,7 @@ fn nodes() -> impl Strategy<Value = NodeSketch> {
                 ready,
                 skipped,
                 requested,
+                waits_for_load,
                 crashes,
                 stale_validator,
                 pods,
@@ -201,7 +207,7 @@ impl PodSketch {
         if self.drain_skip {
             spec = spec.label(&keys("gpu").drain_skip, "true");
         }
-        spec
+        if self.new { spec.created(noon()) } else { spec }
     }
 }
 
@@ -234,6 +240,9 @@ impl NodeSketch {
         }
         if self.requested {
             spec = spec.annotation(&keys("gpu").requested, "true");
+        }
+        if self.waits_for_load {
+            spec = spec.annotation(&keys("gpu").safe_load, "true");
         }
         if self.other_state != State::Unknown {
             spec = spec.label(&keys("ofed").state, self.other_state.as_str());

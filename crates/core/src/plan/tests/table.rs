@@ -277,6 +277,12 @@ fn restart_and_validation() {
             n().at(UncordonRequired).label("pitcrew.dev/keep-cordoned", "true"),
         ),
         case(UncordonRequired, "driver not ready any more", n().at(UncordonRequired)).but(starting),
+        case(UncordonRequired, "node not Ready", n().at(UncordonRequired).not_ready()),
+        case(
+            UncordonRequired,
+            "the driver asks for a safe load again",
+            n().at(UncordonRequired).annotation(safe_load, "true"),
+        ),
         case(UncordonRequired, "a newer version came", n().at(UncordonRequired))
             .but(|f| f.publish("gpu", 3, "newer")),
         case(UpgradeFailed, "nothing changed", n().at(UpgradeFailed)).but(starting),
