@@ -7,7 +7,7 @@ use super::cordon::{GivenBack, give_back};
 use super::members::Member;
 use super::patch::go;
 use super::pool::View;
-use super::removal::{self, BudgetBook, Progress};
+use super::removal::{self, BudgetBook, Progress, Span};
 use super::walk::{Decision, deadline, fail, ran_out};
 use crate::action::Action;
 use crate::api::OnBlocked;
@@ -161,8 +161,8 @@ fn remove(
         return fail(view, member, walk, Cause::PodsCannotLeave { found });
     }
     let until = removal.timeout.map(|timeout| deadline(view, walk, timeout));
-    let time_is_up = until.is_some_and(|until| ran_out(view, until));
-    match removal::progress(view.snapshot, member.node.ready, pods, *removal, until, time_is_up, budgets) {
+    let span = Span { since: walk.since, until, ran_out: until.is_some_and(|until| ran_out(view, until)) };
+    match removal::progress(view.snapshot, member.node.ready, pods, *removal, span, budgets) {
         Progress::Gone => {
             let next = State::PodRestartRequired;
             go(view, member, next, Some(walk.enter(next, now)))

@@ -35,6 +35,9 @@ fn claims_device(devices: &Devices, pod: &Pod, claims: &BTreeMap<ObjectName, Cla
 /// A pod that is still there so long after the end of its grace period will not leave by itself.
 const STUCK_AFTER: SignedDuration = SignedDuration::from_secs(30);
 
+/// A pod that comes while others leave is asked to leave only after so long.
+const NEWCOMER_RESTS: SignedDuration = SignedDuration::from_secs(5);
+
 /// How far a removal is.
 pub(super) enum Progress {
     /// Nobody is left.
@@ -66,15 +69,26 @@ pub(super) fn undeletable<'a>(pods: impl Iterator<Item = &'a Pod>, removal: Remo
     })
 }
 
+/// The time that a removal has.
+#[derive(Clone, Copy)]
+pub(super) struct Span {
+    /// When it began.
+    pub(super) since: Timestamp,
+    /// When its time is up.
+    pub(super) until: Option<Timestamp>,
+    /// It is.
+    pub(super) ran_out: bool,
+}
+
 pub(super) fn progress(
     snapshot: &Snapshot,
     node_ready: bool,
     pods: &[&Pod],
     removal: Removal,
-    until: Option<Timestamp>,
-    ran_out: bool,
+    span: Span,
     budgets: &mut BudgetBook<'_>,
 ) -> Progress {
+    let Span { until, ran_out, .. } = span;
     if pods.is_empty() {
         return Progress::Gone;
     }
@@ -90,7 +104,7 @@ pub(super) fn progress(
     let mut blocked = None;
     let mut retry_at = None;
     for pod in pods {
-        match ask(snapshot, pod, ran_out, budgets) {
+        match ask(snapshot, pod, span, budgets) {
             Ask::Leaving => {}
             Ask::Now(action) => actions.push(action),
             Ask::At(time) => retry_at = Some(retry_at.map_or(time, |other: Timestamp| other.min(time))),
@@ -150,7 +164,7 @@ enum Ask<'a> {
     Budget(&'a ObjectName, &'a Budget),
 }
 
-fn ask<'a>(snapshot: &Snapshot, pod: &Pod, past_budgets: bool, budgets: &mut BudgetBook<'a>) -> Ask<'a> {
+fn ask<'a>(snapshot: &Snapshot, pod: &Pod, span: Span, budgets: &mut BudgetBook<'a>) -> Ask<'a> {
     let object = Object::Pod(pod.name.clone());
     if pod.deleting.is_some() || snapshot.is_busy(&object) {
         return Ask::Leaving;
@@ -164,8 +178,13 @@ fn ask<'a>(snapshot: &Snapshot, pod: &Pod, past_budgets: bool, budgets: &mut Bud
     if let Some(setback) = snapshot.setbacks.get(&object).filter(|setback| setback.retry_at > snapshot.now) {
         return Ask::At(setback.retry_at);
     }
+    // Whatever puts pods on the node again and again is not raced.
+    let settled = pod.created.saturating_add(NEWCOMER_RESTS).unwrap_or(Timestamp::MAX);
+    if pod.created > span.since && snapshot.now < settled {
+        return Ask::At(settled);
+    }
     let pod_ref = pod_ref(pod);
-    if past_budgets {
+    if span.ran_out {
         return Ask::Now(Action::Delete(pod_ref, DeleteWhy::TimedOut));
     }
     match budgets.take(pod) {

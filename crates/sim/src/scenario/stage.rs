@@ -8,7 +8,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt};
-use pitcrew_core::api::{DriverPolicy, DriverPolicySpec, Rollout};
+use pitcrew_core::api::{DriverPolicy, DriverPolicySpec, Rollout, RolloutPhase};
 use pitcrew_core::contract::{State, is_relevant};
 use pitcrew_core::version::DriverVersion;
 use tokio::sync::watch;
@@ -231,6 +231,16 @@ impl Stage {
         let what = format!("{count} pods in {namespace} are there and Ready");
         let all = |pods: &Vec<(String, String, bool)>| pods.len() == count && pods.iter().all(|pod| pod.2);
         self.poll(&what, async || Ok(Some(self.pods(namespace).await?).filter(all))).await.map(drop)
+    }
+
+    /// Waits until a rollout is in a phase.
+    pub async fn until_rollout(&self, name: &str, phase: RolloutPhase) -> Outcome {
+        let api = Api::<Rollout>::all(self.cluster.admin.clone());
+        let there = async || {
+            let rollout = api.get_opt(name).await?;
+            Ok(rollout.and_then(|rollout| rollout.status).filter(|status| status.phase == phase).map(drop))
+        };
+        self.poll(&format!("rollout {name} is {phase:?}"), there).await
     }
 
     /// Asks again and again until there is an answer.

@@ -6,6 +6,7 @@ use futures::FutureExt;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::ListParams;
+use pitcrew_core::api::RolloutPhase;
 use pitcrew_core::contract::State;
 use serde_json::json;
 
@@ -137,6 +138,9 @@ async fn at_every_state(
         must(versions.values().all(|is| *is == version), || format!("at {state}: {versions:?}"))?;
         in_service(stage)?;
         stage.until_pods_ready(TEAM, 1).await?;
+        // A rollout is over when that is written down; a new version before that supersedes it.
+        let rollout = format!("cluster-policy-{}", index + 1);
+        stage.until_rollout(&rollout, RolloutPhase::Done).await?;
     }
     Ok(())
 }

@@ -220,7 +220,7 @@ async fn comes_back(stage: &mut Stage) -> Outcome {
     stage.until("the node fails", |scene| scene.state("gpu-01") == State::UpgradeFailed).await?;
     stage.until_reason("gpu-01", "was put on the node while it was being emptied").await?;
     let evicted = server.counts().of("create", "pods/eviction") - before;
-    must((1..=60).contains(&evicted), || format!("evicted {evicted} times"))?;
+    must((1..=20).contains(&evicted), || format!("evicted {evicted} times"))?;
     stage.patch::<Deployment>(NAMESPACE, "slurmd", json!({"spec": {"replicas": 0}})).await?;
     stage.label("gpu-01", super::STATE_LABEL, Some("upgrade-required")).await?;
     stage.until_done().await?;
