@@ -129,6 +129,7 @@ impl<'a> Reader<'a> {
         self.list(all(), Observation::NicClusterPolicy).await?;
         self.list_claims().await?;
         self.list(all().labels(GPU_OPERATOR_SELECTOR), Observation::Deployment).await?;
+        self.list(all().fields(&observe::breaker()), Observation::Breaker).await?;
         self.read_leases().await
     }
 

@@ -7,13 +7,14 @@ use std::time::Duration;
 use futures::stream::{self, BoxStream, SelectAll, StreamExt};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
 use pitcrew_core::api::{ClusterPolicy, DriverPolicy, NVIDIADriver, NicClusterPolicy, Rollout};
-use pitcrew_core::contract::{GPU_OPERATOR_LEASE, GPU_OPERATOR_SELECTOR};
+use pitcrew_core::contract::{GPU_OPERATOR_LEASE, GPU_OPERATOR_SELECTOR, nvsentinel};
 use serde::de::DeserializeOwned;
 
 use crate::wire;
@@ -35,6 +36,7 @@ pub(crate) enum Kind {
     Deployment,
     Definition,
     Claim,
+    Breaker,
 }
 
 /// Something that was seen.
@@ -53,6 +55,7 @@ pub(crate) enum Observation {
     Deployment(Event<Deployment>),
     Definition(Event<PartialObjectMeta<CustomResourceDefinition>>),
     Claim(Event<DynamicObject>),
+    Breaker(Event<ConfigMap>),
     /// A watch broke and is taken up again.
     Broken(Kind, watcher::Error),
 }
@@ -64,7 +67,7 @@ pub(crate) struct Watches {
 }
 
 /// Kinds without whose first list nothing can be judged.
-pub(crate) const REQUIRED: [Kind; 11] = [
+pub(crate) const REQUIRED: [Kind; 12] = [
     Kind::Node,
     Kind::Pod,
     Kind::DaemonSet,
@@ -76,6 +79,7 @@ pub(crate) const REQUIRED: [Kind; 11] = [
     Kind::Deployment,
     Kind::Definition,
     Kind::Claim,
+    Kind::Breaker,
 ];
 
 impl Watches {
@@ -93,6 +97,7 @@ impl Watches {
         let operator_lease = format!("metadata.name={GPU_OPERATOR_LEASE}");
         watches.add(Kind::Lease, all().fields(&operator_lease), Observation::Lease);
         watches.add(Kind::Deployment, all().labels(GPU_OPERATOR_SELECTOR), Observation::Deployment);
+        watches.add(Kind::Breaker, all().fields(&breaker()), Observation::Breaker);
         watches.streams.push(claims(watches.client.clone()));
         watches
     }
@@ -141,6 +146,11 @@ where
         })
     })
     .boxed()
+}
+
+/// The field selector of NVSentinel's circuit breaker.
+pub(crate) fn breaker() -> String {
+    format!("metadata.namespace={},metadata.name={}", nvsentinel::NAMESPACE, nvsentinel::BREAKER)
 }
 
 /// Resource claims, in the newest version that this cluster serves. A cluster that serves none has none.

@@ -8,6 +8,7 @@ use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
 use kube::core::ObjectMeta;
 use pitcrew_core::api::{DriverPolicy, Rollout};
+use pitcrew_core::contract::nvsentinel;
 
 use crate::setback::sentence;
 
@@ -35,44 +36,71 @@ pub enum Unfit {
     Forbidden(Vec<String>),
 }
 
-/// (group, resource, subresource, verbs).
-pub type Permission = (&'static str, &'static str, &'static str, &'static [&'static str]);
+/// Verbs on a resource.
+#[derive(Clone, Copy, Debug)]
+pub struct Permission {
+    /// The API group; empty for the core.
+    pub group: &'static str,
+    /// The resource.
+    pub resource: &'static str,
+    /// The subresource; empty for the resource itself.
+    pub subresource: &'static str,
+    /// The verbs.
+    pub verbs: &'static [&'static str],
+    /// Only the object of this name.
+    pub only: Option<&'static str>,
+}
+
+const fn to(
+    group: &'static str,
+    resource: &'static str,
+    subresource: &'static str,
+    verbs: &'static [&'static str],
+) -> Permission {
+    Permission { group, resource, subresource, verbs, only: None }
+}
+
+/// NVSentinel's circuit breaker.
+const BREAKER: Permission =
+    Permission { only: Some(nvsentinel::BREAKER), ..to("", "configmaps", "", &["list", "watch"]) };
 
 /// All that the controller asks for.
 pub const PERMISSIONS: &[Permission] = &[
-    ("", "nodes", "", &["get", "list", "watch", "patch"]),
-    ("", "pods", "", &["list", "watch", "patch", "delete"]),
-    ("", "pods", "eviction", &["create"]),
-    ("", "events", "", &["create"]),
-    ("apps", "daemonsets", "", &["list", "watch"]),
-    ("apps", "controllerrevisions", "", &["list", "watch"]),
-    ("apps", "deployments", "", &["list", "watch"]),
-    ("policy", "poddisruptionbudgets", "", &["list", "watch"]),
-    ("resource.k8s.io", "resourceclaims", "", &["list", "watch"]),
-    ("coordination.k8s.io", "leases", "", &["get", "list", "watch", "create", "update"]),
-    ("apiextensions.k8s.io", "customresourcedefinitions", "", &["list", "watch"]),
-    ("nvidia.com", "clusterpolicies", "", &["list", "watch"]),
-    ("nvidia.com", "nvidiadrivers", "", &["list", "watch"]),
-    ("mellanox.com", "nicclusterpolicies", "", &["list", "watch"]),
-    ("pitcrew.dev", "driverpolicies", "", &["list", "watch"]),
-    ("pitcrew.dev", "driverpolicies", "status", &["patch"]),
-    ("pitcrew.dev", "rollouts", "", &["list", "watch", "create"]),
-    ("pitcrew.dev", "rollouts", "status", &["patch"]),
+    to("", "nodes", "", &["get", "list", "watch", "patch"]),
+    to("", "pods", "", &["list", "watch", "patch", "delete"]),
+    to("", "pods", "eviction", &["create"]),
+    to("", "events", "", &["create"]),
+    to("apps", "daemonsets", "", &["list", "watch"]),
+    to("apps", "controllerrevisions", "", &["list", "watch"]),
+    to("apps", "deployments", "", &["list", "watch"]),
+    to("policy", "poddisruptionbudgets", "", &["list", "watch"]),
+    BREAKER,
+    to("resource.k8s.io", "resourceclaims", "", &["list", "watch"]),
+    to("coordination.k8s.io", "leases", "", &["get", "list", "watch", "create", "update"]),
+    to("apiextensions.k8s.io", "customresourcedefinitions", "", &["list", "watch"]),
+    to("nvidia.com", "clusterpolicies", "", &["list", "watch"]),
+    to("nvidia.com", "nvidiadrivers", "", &["list", "watch"]),
+    to("mellanox.com", "nicclusterpolicies", "", &["list", "watch"]),
+    to("pitcrew.dev", "driverpolicies", "", &["list", "watch"]),
+    to("pitcrew.dev", "driverpolicies", "status", &["patch"]),
+    to("pitcrew.dev", "rollouts", "", &["list", "watch", "create"]),
+    to("pitcrew.dev", "rollouts", "status", &["patch"]),
 ];
 
 /// All that a reader asks for. Kinds that nobody serves are asked for too: who may not list them, may not know.
 pub const READS: &[Permission] = &[
-    ("", "nodes", "", &["list", "watch"]),
-    ("", "pods", "", &["list", "watch"]),
-    ("apps", "daemonsets", "", &["list", "watch"]),
-    ("apps", "controllerrevisions", "", &["list", "watch"]),
-    ("apps", "deployments", "", &["list", "watch"]),
-    ("policy", "poddisruptionbudgets", "", &["list", "watch"]),
-    ("coordination.k8s.io", "leases", "", &["list", "watch"]),
-    ("nvidia.com", "clusterpolicies", "", &["list", "watch"]),
-    ("nvidia.com", "nvidiadrivers", "", &["list", "watch"]),
-    ("pitcrew.dev", "driverpolicies", "", &["list", "watch"]),
-    ("pitcrew.dev", "rollouts", "", &["list", "watch"]),
+    to("", "nodes", "", &["list", "watch"]),
+    to("", "pods", "", &["list", "watch"]),
+    to("apps", "daemonsets", "", &["list", "watch"]),
+    to("apps", "controllerrevisions", "", &["list", "watch"]),
+    to("apps", "deployments", "", &["list", "watch"]),
+    to("policy", "poddisruptionbudgets", "", &["list", "watch"]),
+    to("coordination.k8s.io", "leases", "", &["list", "watch"]),
+    BREAKER,
+    to("nvidia.com", "clusterpolicies", "", &["list", "watch"]),
+    to("nvidia.com", "nvidiadrivers", "", &["list", "watch"]),
+    to("pitcrew.dev", "driverpolicies", "", &["list", "watch"]),
+    to("pitcrew.dev", "rollouts", "", &["list", "watch"]),
 ];
 
 /// Checks that the cluster answers, that our definitions are there, and that we may do what we have to.
@@ -115,33 +143,30 @@ pub(crate) fn refused(resource: &str, error: &kube::Error) -> Unfit {
 pub(crate) async fn permissions(client: &Client, wanted: &[Permission]) -> Result<(), Unfit> {
     let api = Api::<SelfSubjectAccessReview>::all(client.clone());
     let mut missing = Vec::new();
-    for (group, resource, subresource, verbs) in wanted {
+    for permission in wanted {
+        let Permission { group, resource, subresource, verbs, only } = permission;
         let mut denied = Vec::new();
         for verb in *verbs {
-            if !may(&api, group, resource, subresource, verb).await? {
+            if !may(&api, permission, verb).await? {
                 denied.push(*verb);
             }
         }
         if !denied.is_empty() {
             let slash = if subresource.is_empty() { "" } else { "/" };
             let dot = if group.is_empty() { "" } else { "." };
-            missing.push(format!("{resource}{dot}{group}{slash}{subresource} {}", denied.join(", ")));
+            let only = only.map(|name| format!(" ({name})")).unwrap_or_default();
+            missing.push(format!("{resource}{dot}{group}{slash}{subresource}{only} {}", denied.join(", ")));
         }
     }
     if missing.is_empty() { Ok(()) } else { Err(Unfit::Forbidden(missing)) }
 }
 
-async fn may(
-    api: &Api<SelfSubjectAccessReview>,
-    group: &str,
-    resource: &str,
-    subresource: &str,
-    verb: &str,
-) -> Result<bool, Unfit> {
+async fn may(api: &Api<SelfSubjectAccessReview>, permission: &Permission, verb: &str) -> Result<bool, Unfit> {
     let attributes = ResourceAttributes {
-        group: Some(group.to_owned()),
-        resource: Some(resource.to_owned()),
-        subresource: Some(subresource.to_owned()).filter(|s| !s.is_empty()),
+        group: Some(permission.group.to_owned()),
+        resource: Some(permission.resource.to_owned()),
+        subresource: Some(permission.subresource.to_owned()).filter(|s| !s.is_empty()),
+        name: permission.only.map(str::to_owned),
         verb: Some(verb.to_owned()),
         ..ResourceAttributes::default()
     };

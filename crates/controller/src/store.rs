@@ -134,6 +134,10 @@ impl Store {
             Observation::Deployment(event) => {
                 self.fold_kind(Kind::Deployment, event, |store, d| store.put_deployment(&d))
             }
+            Observation::Breaker(event) => self.fold_kind(Kind::Breaker, event, |store, breaker| {
+                let now = Some(view::nvsentinel(&breaker));
+                std::mem::replace(&mut store.snapshot.nvsentinel, now) != now
+            }),
             Observation::Definition(event) => self.fold_definition(&event),
             Observation::Broken(kind, error) => {
                 warn!(?kind, %error, "a watch broke; it is taken up again");
@@ -260,6 +264,7 @@ impl Store {
             Kind::NicClusterPolicy => snapshot.sources.nic_cluster_policies.remove(plain).is_some(),
             Kind::Lease => snapshot.gpu_operator.lease.take().is_some(),
             Kind::Deployment => snapshot.gpu_operator.deployments.remove(&deployment_text(name)),
+            Kind::Breaker => snapshot.nvsentinel.take().is_some(),
             Kind::Definition => false,
         }
     }

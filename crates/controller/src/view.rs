@@ -1,6 +1,7 @@
 //! How API objects become facts. What cannot be read is told by name and left out; it never stops the others.
 
 use k8s_openapi::api::apps::v1::DaemonSet as ApiDaemonSet;
+use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -8,12 +9,13 @@ use kube::core::{DynamicObject, Selector};
 use pitcrew_core::api::{ClusterPolicy, Rollout as ApiRollout};
 use pitcrew_core::contract::{
     CHECKPOINT_REQUESTED_ANNOTATION, CHECKPOINTED_ANNOTATION, CONFIG_DIGEST_ENV, REVISION_LABEL,
-    TIMEOUT_ACTION_ANNOTATION,
+    TIMEOUT_ACTION_ANNOTATION, nvsentinel,
 };
 use pitcrew_core::names::{NodeName, ObjectName, ResourceVersion, Uid};
 use pitcrew_core::policy::{ClusterPolicyFacts, Source};
 use pitcrew_core::snapshot::{
-    Budget, Claim, DaemonSet, Node, Owner, OwnerKind, Phase, Pod, Rollout, TemplateRevision, Trouble,
+    Budget, Claim, Condition, DaemonSet, Node, NvSentinel, Owner, OwnerKind, Phase, Pod, Rollout,
+    TemplateRevision, Trouble,
 };
 use pitcrew_core::version::DriverVersion;
 use serde_json::Value;
@@ -55,7 +57,30 @@ pub(crate) fn node(object: wire::Node) -> Result<(NodeName, Node), Incomplete> {
     let mut node = Node::new(uid, version, labels.unwrap_or_default(), annotations.unwrap_or_default());
     node.unschedulable = object.spec.unschedulable;
     node.ready = is_true(&object.status.conditions, "Ready");
+    let repaired = [nvsentinel::REMEDIATION_TAINT, nvsentinel::REMEDIATION_TAINT_TOO];
+    node.remediated = object.spec.taints.iter().any(|taint| repaired.contains(&taint.key.as_str()));
+    node.conditions =
+        object.status.conditions.iter().filter(|c| !is_kubelets(&c.kind)).map(condition).collect();
     Ok((name.into(), node))
+}
+
+/// Conditions that the kubelet and the network set: their heartbeats would be news all the time.
+fn is_kubelets(kind: &str) -> bool {
+    matches!(kind, "Ready" | "MemoryPressure" | "DiskPressure" | "PIDPressure" | "NetworkUnavailable")
+}
+
+fn condition(condition: &wire::Condition) -> Condition {
+    Condition {
+        kind: condition.kind.as_str().into(),
+        holds: condition.status == "True",
+        heartbeat: condition.last_heartbeat_time.as_ref().map(|time| time.0),
+    }
+}
+
+/// NVSentinel's circuit breaker.
+pub(crate) fn nvsentinel(breaker: &ConfigMap) -> NvSentinel {
+    let status = breaker.data.as_ref().and_then(|data| data.get("status"));
+    NvSentinel { tripped: status.is_some_and(|status| status == nvsentinel::TRIPPED) }
 }
 
 pub(crate) fn pod(object: wire::Pod) -> Result<Pod, Incomplete> {

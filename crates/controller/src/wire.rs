@@ -51,6 +51,13 @@ wire!(Node like core::v1::Node);
 pub(crate) struct NodeSpec {
     #[serde(default)]
     pub(crate) unschedulable: bool,
+    #[serde(default)]
+    pub(crate) taints: Vec<Taint>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Taint {
+    pub(crate) key: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -60,10 +67,13 @@ pub(crate) struct NodeStatus {
 }
 
 #[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct Condition {
     #[serde(rename = "type")]
     pub(crate) kind: String,
     pub(crate) status: String,
+    #[serde(default)]
+    pub(crate) last_heartbeat_time: Option<Time>,
     #[serde(default)]
     pub(crate) reason: String,
     #[serde(default)]

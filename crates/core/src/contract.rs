@@ -20,6 +20,10 @@ pub const CHECKPOINT_REQUESTED_ANNOTATION: &str = "pitcrew.dev/checkpoint-reques
 pub const CHECKPOINTED_ANNOTATION: &str = "pitcrew.dev/checkpointed";
 /// Node annotation: given back with its old driver because its pods could not leave, and when.
 pub const RELEASED_ANNOTATION: &str = "pitcrew.dev/released";
+/// Node annotation: who keeps health systems off the node, since when, and what was there before.
+pub const HEALTH_HOLD_ANNOTATION: &str = "pitcrew.dev/health-hold";
+/// Node annotation: the last visit, by which rollout, and when it ended.
+pub const LAST_VISIT_ANNOTATION: &str = "pitcrew.dev/last-visit";
 /// A person's wish that a node stays cordoned after its visit.
 pub const KEEP_CORDONED_LABEL: &str = "pitcrew.dev/keep-cordoned";
 /// On a ClusterPolicy: what to do with pods that did not leave in time, `Fail` or `Delete`.
@@ -44,6 +48,34 @@ pub const GPU_OPERATOR_SELECTOR: &str = "app.kubernetes.io/component=gpu-operato
 pub const DRIVER_OWNER_LABEL: &str = "nvidia.com/gpu-operator.driver.owner";
 /// Where the driver DaemonSets are when nobody says otherwise.
 pub const DEFAULT_NAMESPACE: &str = "gpu-operator";
+
+/// What NVSentinel reads from nodes, and what it writes.
+pub mod nvsentinel {
+    /// Node label: `false` means no new quarantine. Its conditions are still written.
+    pub const OPT_OUT_LABEL: &str = "k8saas.nvidia.com/ManagedByNVSentinel";
+    /// Node label: `false` means that nothing at all is done, conditions included.
+    pub const MANAGED_LABEL: &str = "nvsentinel.dgxc.nvidia.com/managed";
+    /// Node label: how far a quarantine is.
+    pub const STATE_LABEL: &str = "dgxc.nvidia.com/nvsentinel-state";
+    /// How the annotations of a quarantine begin.
+    pub const QUARANTINE_ANNOTATIONS: &str = "quarantineHealthEvent";
+    /// The one that says that the cordon is its own.
+    pub const CORDONED_ANNOTATION: &str = "quarantineHealthEventIsCordoned";
+    /// The one that says that somebody else had cordoned the node before.
+    pub const CORDON_BEFORE_ANNOTATION: &str = "quarantineHealthEventCordonPreExisting";
+    /// Node taint: somebody else repairs the node. Documents have it under `nvsentinel.nvidia.com` too.
+    pub const REMEDIATION_TAINT: &str = "nvsentinel.dgxc.nvidia.com/external-remediation";
+    /// The same, as documents spell it.
+    pub const REMEDIATION_TAINT_TOO: &str = "nvsentinel.nvidia.com/external-remediation";
+    /// Where it runs.
+    pub const NAMESPACE: &str = "nvsentinel";
+    /// The ConfigMap of its circuit breaker.
+    pub const BREAKER: &str = "circuit-breaker";
+    /// The value of `data.status` at which it does nothing any more.
+    pub const TRIPPED: &str = "TRIPPED";
+    /// The node condition that a driver upgrade raises.
+    pub const DCGM_CONDITION: &str = "GpuDcgmConnectivityFailure";
+}
 
 /// Metric names. The first group is NVIDIA's, the second our own.
 pub mod metric {
@@ -242,6 +274,7 @@ pub const SCALE_DOWN_HOLDS: [(&str, &str); 2] = [
 pub fn is_relevant(key: &str) -> bool {
     key.starts_with("pitcrew.dev/")
         || key.contains("-driver-upgrade")
+        || key.starts_with(nvsentinel::QUARANTINE_ANNOTATIONS)
         || SCALE_DOWN_HOLDS.iter().any(|(hold, _)| *hold == key)
 }
 

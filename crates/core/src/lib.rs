@@ -24,6 +24,7 @@ pub mod action;
 pub mod api;
 pub mod check;
 pub mod contract;
+pub mod health;
 pub mod names;
 pub mod plan;
 pub mod policy;

@@ -18,7 +18,7 @@ use std::fmt;
 
 use jiff::Timestamp;
 
-use crate::contract::State;
+use crate::contract::{State, nvsentinel};
 use crate::names::{DriverName, NodeName, ObjectName};
 use crate::visit::{Cause, Finding};
 
@@ -97,6 +97,13 @@ pub enum Reason {
         /// When that becomes a failure.
         until: Option<Timestamp>,
     },
+    /// A health system is at the node.
+    Quarantined {
+        /// What it has done, in a sentence.
+        what: String,
+    },
+    /// NVSentinel's circuit breaker has tripped: too many nodes are in quarantine to take another one out.
+    BreakerTripped,
     /// Selected pods are given time to complete.
     WaitingForJobs {
         /// Which.
@@ -265,6 +272,8 @@ impl Reason {
             Reason::Skipped { .. } => "skipped",
             Reason::OtherDriver { .. } => "other-driver",
             Reason::NodeNotReady { .. } => "node-not-ready",
+            Reason::Quarantined { .. } => "quarantined",
+            Reason::BreakerTripped => "breaker-tripped",
             Reason::WaitingForJobs { .. } => "waiting-for-jobs",
             Reason::Checkpointing { .. } => "checkpointing",
             Reason::PodsLeaving { .. } => "pods-leaving",
@@ -318,6 +327,8 @@ impl Reason {
             Reason::Paused | Reason::Skipped { .. } | Reason::Aborted { .. } => Kind::Paused,
             Reason::DriverNotReady { .. }
             | Reason::NodeNotReady { .. }
+            | Reason::Quarantined { .. }
+            | Reason::BreakerTripped
             | Reason::BudgetBlocks { .. }
             | Reason::BudgetNever { .. }
             | Reason::PodStuck { .. }
@@ -380,6 +391,13 @@ impl fmt::Display for Reason {
             Reason::Skipped { label } => write!(f, "left out by label {label}=true"),
             Reason::OtherDriver { driver } => write!(f, "driver {driver} is upgraded on this node first"),
             Reason::NodeNotReady { .. } => f.write_str("node is not Ready, so no driver could start on it"),
+            Reason::Quarantined { what } => f.write_str(what),
+            Reason::BreakerTripped => write!(
+                f,
+                "NVSentinel's circuit breaker has tripped (configmap/{}/{}); no more nodes are taken out",
+                nvsentinel::NAMESPACE,
+                nvsentinel::BREAKER
+            ),
             Reason::WaitingForJobs { pods, .. } => write!(f, "waits for {} to complete", list(pods)),
             Reason::Checkpointing { pods, .. } => {
                 let whose = if pods.len() == 1 { "its" } else { "their" };

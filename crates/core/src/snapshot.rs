@@ -42,6 +42,8 @@ pub struct Snapshot {
     pub rollouts: BTreeMap<String, Rollout>,
     /// Signs of a GPU Operator.
     pub gpu_operator: GpuOperator,
+    /// NVSentinel, if it is there.
+    pub nvsentinel: Option<NvSentinel>,
     /// What was sent and has not been answered yet.
     pub in_flight: BTreeMap<Object, Pending>,
     /// What went wrong with an object, and when it may be tried again.
@@ -69,6 +71,7 @@ impl Snapshot {
             sources: Sources::default(),
             rollouts: BTreeMap::new(),
             gpu_operator: GpuOperator::default(),
+            nvsentinel: None,
             in_flight: BTreeMap::new(),
             setbacks: BTreeMap::new(),
             leaving: BTreeMap::new(),
@@ -104,6 +107,10 @@ pub struct Node {
     pub unschedulable: bool,
     /// The Ready condition is True.
     pub ready: bool,
+    /// Conditions that others than the kubelet set.
+    pub conditions: Vec<Condition>,
+    /// It has the taint of somebody who repairs it.
+    pub remediated: bool,
     /// The visit record, taken apart once on arrival.
     pub visit: Option<Result<Visit, Unreadable>>,
 }
@@ -122,6 +129,8 @@ impl Node {
             annotations,
             unschedulable: false,
             ready: true,
+            conditions: Vec::new(),
+            remediated: false,
         }
     }
 
@@ -154,6 +163,24 @@ impl Node {
     pub fn is_out(&self) -> bool {
         self.unschedulable || !self.ready
     }
+}
+
+/// A node condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// Its type.
+    pub kind: Box<str>,
+    /// Its status is True; for the conditions of health systems that is bad.
+    pub holds: bool,
+    /// When it was last looked at.
+    pub heartbeat: Option<Timestamp>,
+}
+
+/// NVSentinel, as far as the cluster shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NvSentinel {
+    /// Its circuit breaker has tripped: it processes nothing, healthy events included.
+    pub tripped: bool,
 }
 
 /// A pod that is bound to a node.

@@ -9,8 +9,9 @@ use std::fmt;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::contract::State;
+use crate::contract::{LAST_VISIT_ANNOTATION, State};
 use crate::names::{DriverName, ObjectName, RevisionHash, Uid};
+use crate::snapshot::Node;
 
 /// The format that this program writes. It reads no other: a newer one belongs to a newer pitcrew.
 const FORMAT: u32 = 1;
@@ -222,6 +223,33 @@ impl Finding {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.what)
+    }
+}
+
+/// What stays on a node of its last visit.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LastVisit {
+    /// The rollout that it belonged to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<String>,
+    /// When it ended.
+    pub ended: Timestamp,
+    /// It was left cordoned, because somebody else's cordon was on it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cordoned: bool,
+}
+
+impl LastVisit {
+    /// What a node says of its last visit.
+    pub fn on(node: &Node) -> Option<Self> {
+        serde_json::from_str(node.annotations.get(LAST_VISIT_ANNOTATION)?).ok()
+    }
+
+    /// The annotation's text.
+    pub fn to_text(&self) -> String {
+        // Plain values: serialising them cannot fail.
+        serde_json::to_string(self).unwrap_or_default()
     }
 }
 

@@ -60,7 +60,10 @@ impl Cluster {
     pub async fn embedded(fleet: &Fleet, seed: u64, behaviour: Behaviour) -> Result<Self, SetUpError> {
         let api = ApiServer::new(EPOCH);
         let clock = Clock::starting_at(EPOCH);
-        let actors = Actors::embedded(|user| api.client_as(user), EPOCH, seed, behaviour);
+        let mut actors = Actors::embedded(|user| api.client_as(user), EPOCH, seed, behaviour);
+        if fleet.nvsentinel {
+            actors.add_nvsentinel(api.client_as("nvsentinel"), EPOCH, seed);
+        }
         let (admin, controller) = (api.client_as("admin"), api.client_as("pitcrew"));
         let cluster = Self { admin, controller, clock, actors, api: Some(api) };
         cluster.set_up(fleet).await
@@ -76,7 +79,10 @@ impl Cluster {
         behaviour: Behaviour,
     ) -> Result<Self, SetUpError> {
         let clock = Clock::System;
-        let actors = Actors::fleet_only(machines, clock.now(), seed, behaviour);
+        let mut actors = Actors::fleet_only(machines.clone(), clock.now(), seed, behaviour);
+        if fleet.nvsentinel {
+            actors.add_nvsentinel(machines, clock.now(), seed);
+        }
         Self { admin, controller, clock, actors, api: None }.set_up(fleet).await
     }
 

@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::PostParams;
 use kube::core::DynamicObject;
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client, Resource, ResourceExt};
+use pitcrew_core::contract::nvsentinel;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -117,6 +118,8 @@ pub struct Fleet {
     pub driver: Value,
     /// NVIDIADrivers by name; then the ClusterPolicy leaves the drivers to them.
     pub nvidia_drivers: Vec<(String, Value)>,
+    /// Whether NVSentinel looks after the nodes too.
+    pub nvsentinel: bool,
     /// What people run.
     pub workloads: Vec<Workload>,
     /// More labels for single nodes: name, key, value.
@@ -139,6 +142,7 @@ impl Fleet {
             validators: true,
             driver: json!({}),
             nvidia_drivers: Vec::new(),
+            nvsentinel: false,
             workloads: usual_workloads(nodes),
             labels: Vec::new(),
         }
@@ -176,6 +180,13 @@ impl Fleet {
     #[must_use]
     pub fn with_nvidia_driver(mut self, name: &str, spec: Value) -> Self {
         self.nvidia_drivers.push((name.to_owned(), spec));
+        self
+    }
+
+    /// With NVSentinel.
+    #[must_use]
+    pub fn with_nvsentinel(mut self) -> Self {
+        self.nvsentinel = true;
         self
     }
 
@@ -217,8 +228,12 @@ impl Fleet {
         }
         let namespaces: BTreeSet<&str> =
             self.workloads.iter().map(|workload| workload.namespace.as_str()).collect();
-        let namespaces =
-            namespaces.into_iter().chain([NAMESPACE]).map(|name| json!({"metadata": {"name": name}}));
+        let sentinel = self.nvsentinel.then_some(nvsentinel::NAMESPACE);
+        let namespaces = namespaces
+            .into_iter()
+            .chain([NAMESPACE])
+            .chain(sentinel)
+            .map(|name| json!({"metadata": {"name": name}}));
         create_all(&Api::all(client.clone()), described::<Namespace>("Namespace", namespaces)?).await?;
         let nodes = described::<Node>("Node", self.node_names().map(|name| self.node(&name)))?;
         create_all(&Api::all(client.clone()), nodes).await?;
@@ -230,6 +245,11 @@ impl Fleet {
         for (name, spec) in &self.nvidia_drivers {
             let driver = DynamicObject::new(name, &nvidia_driver_kind()).data(json!({"spec": spec}));
             create("NVIDIADriver", &drivers, driver).await?;
+        }
+        if self.nvsentinel {
+            let breaker = json!({"metadata": {"name": nvsentinel::BREAKER}, "data": {"status": "CLOSED", "cursor": "RESUME"}});
+            let breaker = described::<ConfigMap>("ConfigMap", [breaker].into_iter())?;
+            create_all(&Api::namespaced(client.clone(), nvsentinel::NAMESPACE), breaker).await?;
         }
         self.install_workloads(client).await
     }

@@ -11,7 +11,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::contract::{DEFAULT_LABEL_DOMAIN, DEFAULT_NAMESPACE};
+use crate::contract::{DEFAULT_LABEL_DOMAIN, DEFAULT_NAMESPACE, nvsentinel};
 
 /// How one driver is upgraded on the nodes of one pool.
 #[expect(clippy::duplicated_attributes, reason = "the columns of one table share their types")]
@@ -45,6 +45,9 @@ pub struct DriverPolicySpec {
     /// How long things may take, and what happens then.
     #[serde(default)]
     pub limits: LimitsSpec,
+    /// How pitcrew shares a node with health systems.
+    #[serde(default)]
+    pub health: HealthSpec,
 }
 
 /// The driver: its name, its DaemonSets, who uses it, who validates it.
@@ -287,6 +290,47 @@ impl Default for LimitsSpec {
     }
 }
 
+/// How pitcrew shares a node with health systems.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct HealthSpec {
+    /// Whether and how nodes are kept from NVSentinel during their visit.
+    #[serde(default)]
+    pub nvsentinel: NvSentinelMode,
+    /// Node conditions that must not be True when a node is given back.
+    #[serde(default = "default_conditions")]
+    pub conditions: Vec<String>,
+    /// How long a node is watched after its visit: what happens to it in that time is told in the rollout.
+    #[serde(default = "default_watch_after")]
+    #[x_kube(validation = ("self.matches('^([0-9]+(d|h|m|s))+$')", "health.watchAfter must be a duration such as 10m"))]
+    pub watch_after: String,
+}
+
+/// Whether and how nodes are kept from NVSentinel during their visit.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
+pub enum NvSentinelMode {
+    /// As `Quarantine`, if NVSentinel is in the cluster.
+    #[default]
+    Auto,
+    /// By the label `k8saas.nvidia.com/ManagedByNVSentinel=false`: no new quarantine, conditions are still written.
+    Quarantine,
+    /// By the label `nvsentinel.dgxc.nvidia.com/managed=false`: conditions are not written either, so it is removed before
+    /// the node is given back.
+    Everything,
+    /// Not at all.
+    Off,
+}
+
+impl Default for HealthSpec {
+    fn default() -> Self {
+        Self {
+            nvsentinel: NvSentinelMode::default(),
+            conditions: default_conditions(),
+            watch_after: default_watch_after(),
+        }
+    }
+}
+
 /// What the controller makes of a policy.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -325,6 +369,12 @@ fn default_validation() -> String {
 }
 fn default_failure_threshold() -> IntOrString {
     IntOrString::String("20%".to_owned())
+}
+fn default_conditions() -> Vec<String> {
+    vec![nvsentinel::DCGM_CONDITION.to_owned()]
+}
+fn default_watch_after() -> String {
+    "10m".to_owned()
 }
 fn default_blocked_after() -> String {
     "2h".to_owned()

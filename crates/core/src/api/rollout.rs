@@ -73,6 +73,9 @@ pub struct RolloutStatus {
     /// The newest failures.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<RolloutFailure>,
+    /// Nodes to which something happened soon after they were given back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub relapses: Vec<RolloutFailure>,
     /// Why it does not go on, if it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,

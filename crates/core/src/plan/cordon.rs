@@ -3,12 +3,14 @@
 
 use std::collections::BTreeMap;
 
+use super::health;
 use super::members::{Freshness, Member};
 use super::patch::{base_patch, go};
 use super::pool::View;
 use super::walk::{Decision, revision_pending};
 use crate::action::{Action, Event, NodePatch};
 use crate::contract::{KEEP_CORDONED_LABEL, RELEASED_ANNOTATION, SCALE_DOWN_HOLDS, State, VISIT_ANNOTATION};
+use crate::health::cordoned_by_nvsentinel;
 use crate::reason::Reason;
 use crate::snapshot::Node;
 use crate::visit::{Holds, Visit, Walk};
@@ -21,6 +23,7 @@ pub(super) fn cordon(view: &View<'_>, member: &Member<'_>, visit: Option<(&Visit
     let to = if member.restarts_in_place() { State::PodRestartRequired } else { State::WaitForJobsRequired };
     let mut patch = base_patch(view, member, to);
     let holds = take(member.node, visit.map(|(visit, _)| &visit.holds), &mut patch);
+    health::hold(view, member.node, &mut patch);
     let walk = match visit {
         Some((_, walk)) => Walk { target: target.clone(), ..walk.enter(to, now) },
         None => Walk::begin(to, now, target.clone()),
@@ -60,7 +63,9 @@ fn take(node: &Node, held: Option<&Holds>, patch: &mut NodePatch) -> Holds {
 /// Undoes what a visit holds, where it is still as we left it, and drops the record.
 fn put_back(node: &Node, holds: &Holds, patch: &mut NodePatch) {
     let kept = node.labels().get(KEEP_CORDONED_LABEL).is_some_and(|v| v == "true");
-    patch.unschedulable = (holds.cordon && !kept && node.unschedulable).then_some(false);
+    // A cordon that NVSentinel has made its own is not ours to lift any more.
+    let ours = holds.cordon && !kept && !cordoned_by_nvsentinel(node);
+    patch.unschedulable = (ours && node.unschedulable).then_some(false);
     for (key, value) in SCALE_DOWN_HOLDS {
         if let Some(before) = holds.annotations.get(key)
             && node.annotations.get(key).map(String::as_str) == Some(value)
@@ -68,6 +73,7 @@ fn put_back(node: &Node, holds: &Holds, patch: &mut NodePatch) {
             patch.annotations.set(key, before.clone());
         }
     }
+    health::release(node, patch);
     patch.annotations.set(VISIT_ANNOTATION, None);
 }
 
@@ -94,8 +100,15 @@ pub(super) fn release(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk:
         let back = State::ValidationRequired;
         return go(view, member, back, Some(walk.enter(back, view.snapshot.now)));
     }
+    if let Some(decision) = health::listen_again(view, member, visit, walk) {
+        return decision;
+    }
+    if let Some(found) = health::objection(view, member, visit, walk) {
+        return health::wait(view, member, walk, found);
+    }
     let mut patch = base_patch(view, member, State::UpgradeDone);
     put_back(member.node, &visit.holds, &mut patch);
+    health::sign(view, member.node, visit, &mut patch);
     Decision::act(Reason::Moving { to: State::UpgradeDone }, Action::PatchNode(patch))
 }
 

@@ -7,6 +7,7 @@
 //!  start.rs       whether a node could start if it had a slot
 //!  walk.rs        one node, one state: where it goes next (the table of docs/walk.md)
 //!  cordon.rs        … taking the node, and giving it back
+//!  health.rs        … keeping health systems off it meanwhile
 //!  leaving.rs       … work leaves the node
 //!  removal.rs       … which pods, and whether they may
 //!  restart.rs       … replacing its driver pod
@@ -16,6 +17,7 @@
 //! ```
 
 mod cordon;
+mod health;
 mod leaving;
 mod ledger;
 mod members;
@@ -77,6 +79,8 @@ pub struct PoolPlan {
     pub target: BTreeMap<String, RevisionHash>,
     /// The driver version of that, where it is known.
     pub version: Option<DriverVersion>,
+    /// Nodes to which something happened soon after they were given back by a rollout, and what.
+    pub relapses: BTreeMap<NodeName, (String, String)>,
 }
 
 /// Whether a pool may move.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::health;
 use super::ledger::{Candidate, Ledger};
 use super::members::{Freshness, Member, Start, members};
 use super::removal::BudgetBook;
@@ -106,6 +107,7 @@ pub(super) fn plan_pool<'a>(
         nodes: BTreeMap::new(),
         target: BTreeMap::new(),
         version: None,
+        relapses: BTreeMap::new(),
     };
     let policy = match &pool.policy {
         Ok(policy) => policy,
@@ -136,6 +138,12 @@ pub(super) fn plan_pool<'a>(
         // What is due already does not become due again: whatever keeps it waiting will wake us.
         if let Some(at) = wake_at.filter(|at| *at > snapshot.now) {
             plan.wake(at);
+        }
+        if let Some(at) = health::hold_wakes(&view, member) {
+            plan.wake(at);
+        }
+        if let Some((rollout, what)) = health::relapse(&view, member) {
+            result.relapses.insert(member.name.clone(), (rollout, what));
         }
         let verdict = Verdict {
             state: member.state(),

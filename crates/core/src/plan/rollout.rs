@@ -95,6 +95,7 @@ pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &m
         return;
     };
     progress(snapshot, &name(pool, number), rollout, done, plan);
+    relapses(snapshot, done, plan);
 }
 
 fn create(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, number: u32, plan: &mut Plan) {
@@ -192,9 +193,36 @@ fn status(
         started_at: said.and_then(|s| s.started_at.clone()).or(Some(Time(snapshot.now))),
         finished_at: over.then(|| said.and_then(|s| s.finished_at.clone()).unwrap_or(Time(snapshot.now))),
         failures: failures(done),
+        relapses: said.map(|said| said.relapses.clone()).unwrap_or_default(),
         message: stopped.then(|| {
             Reason::TooManyFailed { failed: done.ledger.failed, limit: done.ledger.max_failed }.to_string()
         }),
+    }
+}
+
+/// What happened to nodes soon after they were given back is told in their rollout, once for each node.
+fn relapses(snapshot: &Snapshot, done: &PoolPlan, plan: &mut Plan) {
+    let mut by_rollout: BTreeMap<&str, Vec<RolloutFailure>> = BTreeMap::new();
+    for (node, (rollout, what)) in &done.relapses {
+        let told = snapshot.rollouts.get(rollout).and_then(|rollout| rollout.status.as_ref());
+        let Some(told) = told else { continue };
+        let known = told.relapses.iter().any(|relapse| relapse.node == node.as_str());
+        if !known && told.relapses.len() < ROLLOUT_FAILURES_MAX {
+            let relapse = RolloutFailure::new(node.as_str(), snapshot.now, what.clone());
+            by_rollout.entry(rollout).or_default().push(relapse);
+        }
+    }
+    for (name, new) in by_rollout {
+        let object = Object::Rollout(name.to_owned());
+        let Some(said) = snapshot.rollouts.get(name).and_then(|rollout| rollout.status.clone()) else {
+            continue;
+        };
+        let written = plan.actions.iter().any(|action| action.object().as_ref() == Some(&object));
+        if !written && may_write(snapshot, &object, plan) {
+            let mut status = said;
+            status.relapses.extend(new);
+            plan.actions.push(Action::RolloutStatus { name: name.to_owned(), status });
+        }
     }
 }
 

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use kube::core::SelectorExt;
 
-use super::leaving;
 use super::members::{Member, label_state};
 use super::pool::View;
 use super::removal;
 use super::walk::revision_pending;
+use super::{health, leaving};
 use crate::api::TimeoutAction;
 use crate::contract::{RELEASED_ANNOTATION, State};
 use crate::names::{DriverName, ObjectName};
@@ -40,6 +40,9 @@ pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reas
     }
     if !member.node.ready {
         return Err(Reason::NodeNotReady { until: None });
+    }
+    if let Some(reason) = health::refuses(view, member) {
+        return Err(reason);
     }
     if member.restarts_in_place() {
         return Ok(());

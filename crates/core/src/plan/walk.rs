@@ -12,7 +12,7 @@ use super::patch::{base_patch, go, record_patch, rewrite};
 use super::pool::View;
 use super::removal::BudgetBook;
 use super::start::other_driver;
-use super::{PoolStatus, leaving, restart, validation};
+use super::{PoolStatus, health, leaving, restart, validation};
 use crate::action::{Action, Changes, NodePatch};
 use crate::contract::State;
 use crate::names::RevisionHash;
@@ -112,6 +112,9 @@ fn stand_still(member: &Member<'_>, reason: Reason) -> Decision {
 }
 
 fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Ledger) -> Decision {
+    if let Some(decision) = health::leaked(view, member) {
+        return decision;
+    }
     match state {
         State::Unknown | State::UpgradeDone => compare(view, member, state),
         State::UpgradeRequired => {
@@ -221,6 +224,9 @@ fn during_visit(
     }
     if walk.state.in_flight() && walk.state > State::CordonRequired && !member.node.unschedulable {
         return cordon_again(view, member, visit, walk);
+    }
+    if let Some(decision) = health::hold_again(view, member, visit, walk) {
+        return decision;
     }
     if let Some(decision) = turn_back(view, member, visit, walk) {
         return decision;

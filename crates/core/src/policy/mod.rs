@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 pub use amount::{Amount, BadAmount};
 pub use resolve::{ClusterPolicyFacts, resolve};
 
-use crate::api::{EffectiveValue, Mode, OnBlocked, TimeoutAction};
+use crate::api::{EffectiveValue, Mode, NvSentinelMode, OnBlocked, TimeoutAction};
 use crate::contract::Keys;
 use crate::names::{DriverName, PoolName};
 use crate::selector::Labels;
@@ -139,6 +139,8 @@ pub struct Policy {
     pub drain: Option<Drain>,
     /// How long things may take.
     pub limits: Limits,
+    /// How the node is shared with health systems.
+    pub health: Health,
     /// Each value and where it comes from.
     pub effective: BTreeMap<String, EffectiveValue>,
 }
@@ -256,4 +258,15 @@ pub struct Limits {
     pub on_blocked: OnBlocked,
     /// … for so long.
     pub blocked_after: SignedDuration,
+}
+
+/// How a node is shared with health systems.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Health {
+    /// Whether and how nodes are kept from NVSentinel.
+    pub nvsentinel: NvSentinelMode,
+    /// Conditions that must not be True when a node is given back.
+    pub conditions: Vec<String>,
+    /// How long a node is watched after its visit.
+    pub watch_after: SignedDuration,
 }

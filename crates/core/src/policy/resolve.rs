@@ -12,10 +12,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    Amount, Checkpoint, Devices, Drain, Limits, Pattern, Policy, Pool, Problem, Removal, Source, Wait,
+    Amount, Checkpoint, Devices, Drain, Health, Limits, Pattern, Policy, Pool, Problem, Removal, Source, Wait,
 };
 use crate::api::{
-    DevicesSpec, DriverPolicySpec, DriverSpec, EffectiveValue, LimitsSpec, Mode, PodDeletionSpec,
+    DevicesSpec, DriverPolicySpec, DriverSpec, EffectiveValue, HealthSpec, LimitsSpec, Mode, PodDeletionSpec,
     TimeoutAction, UpgradePolicySpec,
 };
 use crate::contract::{DEFAULT_LABEL_DOMAIN, DRIVER_OWNER_LABEL, Keys, TIMEOUT_ACTION_ANNOTATION};
@@ -94,11 +94,11 @@ fn from_driver_policy(
         let inherited = renderer.map(|renderer| inherited_from(&renderer, sources)).transpose()?;
         let mut values = Values::new(source.to_string(), inherited);
         let upgrade = values.upgrade(&spec.upgrade_policy, Defaults::DRIVER_POLICY)?;
-        let limits = limits(&spec.limits)?;
+        let rules = Rules { limits: limits(&spec.limits)?, health: health(&spec.health)? };
         Ok(Policy {
             node_selector: spec.node_selector.clone(),
             mode: spec.mode,
-            ..basics.policy(upgrade, limits, values)
+            ..basics.policy(upgrade, rules, values)
         })
     });
     Pool { name: name.into(), source, driver, policy }
@@ -116,7 +116,7 @@ fn from_cluster_policy(name: &str, object: &ClusterPolicyFacts, namespace: &str)
         let mut values = Values::new(source.to_string(), None);
         let upgrade = values.upgrade(&spec, Defaults::CLUSTER_POLICY)?;
         let basics = gpu_basics(namespace, GPU_DAEMON_SETS)?;
-        Ok(basics.policy(upgrade, limits(&LimitsSpec::default())?, values))
+        Ok(basics.policy(upgrade, Rules::standard()?, values))
     })();
     Pool { name: name.into(), source, driver: GPU.into(), policy }
 }
@@ -131,7 +131,7 @@ fn from_nvidia_driver(name: &str, spec: &Value, namespace: &str) -> Pool {
         Ok(Policy {
             node_selector: Labels::from([(DRIVER_OWNER_LABEL.to_owned(), name.to_owned())]),
             rendered_by: Some(name.to_owned()),
-            ..basics.policy(upgrade, limits(&LimitsSpec::default())?, values)
+            ..basics.policy(upgrade, Rules::standard()?, values)
         })
     })();
     Pool { name: name.into(), source, driver: GPU.into(), policy }
@@ -154,7 +154,7 @@ fn from_nic_cluster_policy(name: &str, ofed: &Value, daemon_sets: &[&DaemonSet])
             devices: Devices::default(),
             validator: None,
         };
-        Ok(basics.policy(upgrade, limits(&LimitsSpec::default())?, values))
+        Ok(basics.policy(upgrade, Rules::standard()?, values))
     })();
     Pool { name: name.into(), source, driver: OFED.into(), policy }
 }
@@ -299,7 +299,7 @@ fn gpu_basics(namespace: &str, selector_text: &str) -> Result<Basics, Problem> {
 }
 
 impl Basics {
-    fn policy(self, upgrade: Upgrade, limits: Limits, values: Values) -> Policy {
+    fn policy(self, upgrade: Upgrade, Rules { limits, health }: Rules, values: Values) -> Policy {
         let Basics { driver, keys, namespace, selector, selector_text, devices, validator } = self;
         let Upgrade { auto, max_parallel, max_unavailable, wait, checkpoint, removal, mut drain } = upgrade;
         if let Some(drain) = &mut drain {
@@ -327,6 +327,7 @@ impl Basics {
             removal,
             drain,
             limits,
+            health,
             effective: values.effective,
         }
     }
@@ -510,18 +511,39 @@ impl std::fmt::Display for ActionText {
     }
 }
 
+/// What only a DriverPolicy can change.
+struct Rules {
+    limits: Limits,
+    health: Health,
+}
+
+impl Rules {
+    fn standard() -> Result<Self, Problem> {
+        Ok(Self { limits: limits(&LimitsSpec::default())?, health: health(&HealthSpec::default())? })
+    }
+}
+
 fn limits(spec: &LimitsSpec) -> Result<Limits, Problem> {
-    let parse = |text: &str, field: &str| {
-        let limit: Result<SignedDuration, _> = text.parse();
-        limit.map_err(|_| problem(format!("\"{text}\" is not a duration such as 30m or 2h"), field))
-    };
     Ok(Limits {
-        driver_ready: parse(&spec.driver_ready, "spec.limits.driverReady")?,
-        validation: parse(&spec.validation, "spec.limits.validation")?,
+        driver_ready: duration(&spec.driver_ready, "spec.limits.driverReady")?,
+        validation: duration(&spec.validation, "spec.limits.validation")?,
         failure_threshold: amount(&spec.failure_threshold, "spec.limits.failureThreshold")?,
         on_blocked: spec.on_blocked,
-        blocked_after: parse(&spec.blocked_after, "spec.limits.blockedAfter")?,
+        blocked_after: duration(&spec.blocked_after, "spec.limits.blockedAfter")?,
     })
+}
+
+fn health(spec: &HealthSpec) -> Result<Health, Problem> {
+    Ok(Health {
+        nvsentinel: spec.nvsentinel,
+        conditions: spec.conditions.clone(),
+        watch_after: duration(&spec.watch_after, "spec.health.watchAfter")?,
+    })
+}
+
+fn duration(text: &str, field: &str) -> Result<SignedDuration, Problem> {
+    let parsed: Result<SignedDuration, _> = text.parse();
+    parsed.map_err(|_| problem(format!("\"{text}\" is not a duration such as 30m or 2h"), field))
 }
 
 fn amount(value: &IntOrString, field: &str) -> Result<Amount, Problem> {

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::about::{About, Thing};
 use super::culprit::culprits;
 use super::{Limit, Reason};
-use crate::contract::{State, VISIT_ANNOTATION};
+use crate::contract::{State, VISIT_ANNOTATION, nvsentinel};
 use crate::names::{NodeName, ObjectName};
 use crate::policy::Source;
 use crate::snapshot::Pod;
@@ -46,7 +46,13 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
         }
         Reason::NoSlot { limit, .. } => wait_less(about, limit),
         Reason::Skipped { .. } => vec![to("undo it", pitcrew(about, "skip", " --undo"))],
-        Reason::NodeNotReady { .. } => {
+        Reason::BreakerTripped => {
+            let (namespace, name) = (nvsentinel::NAMESPACE, nvsentinel::BREAKER);
+            let which = format!("kubectl get nodes -l {}", nvsentinel::STATE_LABEL);
+            let see = format!("kubectl -n {namespace} get configmap {name} -o yaml");
+            vec![to("see the breaker", see), to("see which nodes", which)]
+        }
+        Reason::Quarantined { .. } | Reason::NodeNotReady { .. } => {
             let mut all = vec![to("see why", format!("kubectl describe node {node}"))];
             all.extend(leave_out(about));
             all

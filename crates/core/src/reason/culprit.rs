@@ -2,7 +2,7 @@
 
 use super::about::{About, Thing};
 use super::{Limit, Reason};
-use crate::contract::{LEASE_NAME, State};
+use crate::contract::{LEASE_NAME, State, nvsentinel};
 use crate::names::ObjectName;
 use crate::visit::Cause;
 
@@ -21,7 +21,11 @@ pub fn culprits(about: &About<'_>) -> Vec<Thing> {
             vec![Thing::namespaced("DaemonSet", daemon_set)]
         }
         Reason::NoSlot { limit, .. } => slot_holders(about, limit),
-        Reason::Skipped { .. }
+        Reason::BreakerTripped => {
+            vec![Thing::namespaced("ConfigMap", &ObjectName::new(nvsentinel::NAMESPACE, nvsentinel::BREAKER))]
+        }
+        Reason::Quarantined { .. }
+        | Reason::Skipped { .. }
         | Reason::OtherDriver { .. }
         | Reason::NodeNotReady { .. }
         | Reason::FailedWithoutRecord

@@ -36,6 +36,8 @@ impl Reason {
         match self {
             Reason::DriverNotReady { .. }
             | Reason::NodeNotReady { .. }
+            | Reason::Quarantined { .. }
+            | Reason::BreakerTripped
             | Reason::BudgetBlocks { .. }
             | Reason::BudgetNever { .. }
             | Reason::PodStuck { .. }
@@ -68,6 +70,10 @@ pub fn next(about: &About<'_>) -> Option<Next> {
         Reason::Skipped { .. } => "nothing, as long as the label is there".to_owned(),
         Reason::OtherDriver { driver } => format!("starts when driver {driver} is done on this node"),
         Reason::NodeNotReady { until: None } => "starts when the node is Ready and has a slot".to_owned(),
+        Reason::Quarantined { .. } => "starts when the health system has released it".to_owned(),
+        Reason::BreakerTripped => {
+            "starts when the breaker is closed again; pitcrew never closes it".to_owned()
+        }
         Reason::WaitingForJobs { until: None, .. } => {
             "waits as long as they take (waitForCompletion.timeoutSeconds is 0)".to_owned()
         }

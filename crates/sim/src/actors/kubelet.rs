@@ -119,13 +119,11 @@ impl Kubelets {
         };
         let (wanted, reason) =
             if self.is_down(name) { ("Unknown", "NodeStatusUnknown") } else { ("True", "KubeletReady") };
-        let mut conditions =
-            node.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
-        let known = conditions.iter().position(|condition| condition.type_ == "Ready");
-        if known.is_some_and(|at| conditions[at].status == wanted) && info.boot_id == boot_id {
+        let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+        let known = conditions.into_iter().flatten().find(|condition| condition.type_ == "Ready");
+        if known.is_some_and(|ready| ready.status == wanted) && info.boot_id == boot_id {
             return None;
         }
-        let info = NodeSystemInfo { boot_id, ..info };
         let now = Some(self.clock.now());
         let ready = NodeCondition {
             type_: "Ready".into(),
@@ -135,12 +133,8 @@ impl Kubelets {
             last_transition_time: now,
             ..NodeCondition::default()
         };
-        match known {
-            Some(at) => conditions[at] = ready,
-            None => conditions.push(ready),
-        }
-        let status = json!({"conditions": conditions, "nodeInfo": info});
-        Some(Write::status(&self.client, node.as_ref(), &status))
+        let status = json!({"conditions": [ready], "nodeInfo": NodeSystemInfo { boot_id, ..info }});
+        Some(Write::merge_status(&self.client, node.as_ref(), &status))
     }
 
     fn look_pod(&mut self, key: &Key, queue: &mut Queue<Task>) -> Vec<Write<Self>> {

@@ -8,6 +8,7 @@
 //!               daemon_set.rs (revision.rs)  deployment.rs  replica_set.rs  stateful_set.rs  job.rs
 //!               scheduler.rs  budget.rs  gc.rs           who may be where: placement.rs, quantity.rs
 //!  operator.rs  ClusterPolicy and NVIDIADriver into DaemonSets (render.rs, crds.rs)          anywhere
+//!  sentinel.rs  NVSentinel: conditions, quarantine, circuit breaker                           anywhere
 //!  kubelet.rs   all simulated nodes (pod_life.rs, pod_status.rs), as behaviour.rs says        anywhere
 //! ```
 //!
@@ -36,6 +37,7 @@ mod render;
 mod replica_set;
 mod revision;
 mod scheduler;
+mod sentinel;
 mod stateful_set;
 mod world;
 mod write;
@@ -63,12 +65,13 @@ use drive::drive;
 use kubelet::Kubelets;
 use manager::Manager;
 use operator::Operator;
+use sentinel::Sentinel;
 
 /// Running actors. Dropping it stops them all.
 #[derive(Debug)]
 pub struct Actors {
     behaviour: BehaviourHandle,
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
 impl Actors {
@@ -85,7 +88,7 @@ impl Actors {
         tasks.spawn(drive(Manager::new(&client_for, clock), seed, stream::pending().boxed()));
         let behaviour =
             fleet(&mut tasks, [client_for("operator"), client_for("kubelet")], clock, seed, behaviour);
-        Self { behaviour, _tasks: tasks }
+        Self { behaviour, tasks }
     }
 
     /// Operator and kubelets only, for a cluster that has a control plane of its own.
@@ -93,7 +96,13 @@ impl Actors {
         let mut tasks = JoinSet::new();
         let clients = [client.clone(), client];
         let behaviour = fleet(&mut tasks, clients, Clock::starting_at(epoch), seed, behaviour);
-        Self { behaviour, _tasks: tasks }
+        Self { behaviour, tasks }
+    }
+
+    /// NVSentinel moves in. It begins its work when its circuit breaker is there.
+    pub fn add_nvsentinel(&mut self, client: Client, epoch: Timestamp, seed: u64) {
+        let sentinel = Sentinel::new(client, Clock::starting_at(epoch));
+        self.tasks.spawn(drive(sentinel, seed, stream::pending().boxed()));
     }
 
     /// Changes how the simulated machines behave, while they run.

@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream};
 use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet, Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, Resource};
@@ -83,7 +83,8 @@ namespaced!(
     ReplicaSet,
     StatefulSet,
     Job,
-    PodDisruptionBudget
+    PodDisruptionBudget,
+    ConfigMap
 );
 
 impl Kind for Node {
@@ -151,6 +152,18 @@ impl<A: 'static> Write<A> {
                 Err(error) => Err(error),
             }
         })
+    }
+
+    /// Merges `status` into the status of a built-in object, lists by their keys: several write conditions.
+    pub(super) fn merge_status<K: Kind>(client: &Client, object: &K, status: &Value) -> Self
+    where
+        A: Holds<K>,
+    {
+        let (key, _, api) = address(client, object);
+        let patch = Patch::Strategic(serde_json::json!({"status": status}));
+        Self::new(
+            async move { Ok(applied(api.patch_status(&key.name, &PatchParams::default(), &patch).await?)) },
+        )
     }
 
     /// Deletes exactly this object, not a successor of the same name.

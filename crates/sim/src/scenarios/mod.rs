@@ -10,6 +10,7 @@ use crate::actors::{Behaviour, Fault, Nodes};
 use crate::fleet::{Fleet, Workload};
 use crate::scenario::{On, Outcome, Scenario, Stage, WHOLE_WALK, must};
 
+mod health;
 mod machines;
 mod policies;
 mod reported;
@@ -25,6 +26,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(reported::all());
     all.extend(machines::all());
     all.extend(policies::all());
+    all.extend(health::all());
     all
 }
 
