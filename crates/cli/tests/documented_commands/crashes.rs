@@ -33,9 +33,12 @@ pub(crate) fn killed_at_random(stage: &mut Stage) -> Outcome {
         controller.kill()?;
     }
     stage.sh("kubectl -n gpu-operator delete lease pitcrew-controller --ignore-not-found")?;
-    let _last = Controller::start(stage)?;
-    let ended = stage.until_upgraded(&version);
-    ended.map_err(|failed| format!("seed {seed}: {}", failed.message().unwrap_or_default()))?;
+    let last = Controller::start(stage)?;
+    if let Err(failed) = stage.until_upgraded(&version) {
+        let (said, log) = (stage.sh("pitcrew status")?, last.log()?);
+        let why = failed.message().unwrap_or_default();
+        return Err(format!("seed {seed}: {why}\n{said}\n{log}").into());
+    }
     let left =
         stage.sh(r"kubectl get nodes -ojsonpath='{.items[*].metadata.annotations.pitcrew\.dev/visit}'")?;
     must(left.is_empty(), || format!("seed {seed}: a visit record was left behind: {left}"))?;

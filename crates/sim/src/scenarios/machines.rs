@@ -53,7 +53,7 @@ pub(super) fn all() -> Vec<Scenario> {
         Scenario {
             behaviour: broken(Nodes::OneIn(6), Fault::CrashLoop),
             policy: Some(limits(&json!({"driverReady": "5s", "failureThreshold": "100%"}))),
-            ..embedded(&["W9"], "one-in-six-init", spread(20, 20), |s| one_in_six(s).boxed())
+            ..embedded(&["W9"], "one-in-six-init", spread(14, 14), |s| one_in_six(s).boxed())
         },
     ]
 }
@@ -230,7 +230,7 @@ async fn own_node_last(stage: &mut Stage) -> Outcome {
 async fn one_in_six(stage: &mut Stage) -> Outcome {
     stage.set_version(NEW).await?;
     stage.until("the nodes set out", |scene| !scene.visited.is_empty()).await?;
-    let settled = |states: (usize, usize)| states.0 + states.1 == 20;
+    let settled = |states: (usize, usize)| states.0 + states.1 == 14;
     let count =
         |scene: &crate::scenario::Scene| (scene.count(State::UpgradeDone), scene.count(State::UpgradeFailed));
     stage.until("each is done or failed", |scene| settled(count(scene))).await?;
