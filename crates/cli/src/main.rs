@@ -57,6 +57,8 @@ enum Command {
     Retry(steer::RetryArgs),
     /// End a rollout: nodes with their old driver are given back, the others finish
     Abort(steer::AbortArgs),
+    /// Keep NVSentinel off nodes for work of your own, and give them back when they are well
+    HealthHold(steer::HealthHoldArgs),
     /// Print pitcrew's custom resource definitions, for kubectl apply -f -
     Crd(crd::Args),
 }
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
         Command::Skip(args) => steer::skip(&args),
         Command::Retry(args) => steer::retry(&args),
         Command::Abort(args) => steer::abort(&args),
+        Command::HealthHold(args) => steer::health_hold(&args),
         Command::Crd(args) => crd::run(&args),
     };
     result.unwrap_or_else(|error| words::failure(&error))

@@ -4,12 +4,14 @@
 //!  switch.rs   pause and resume: autoUpgrade, where the policy says it
 //!  nodes.rs    skip and retry: the documented labels of a node
 //!  abort.rs    a rollout
+//!  health_hold.rs   NVSentinel's hands off nodes, for work of one's own
 //! ```
 //!
 //! Each decides on one look what to change, all of it before the first write, and pins what it saw; if somebody writes
 //! in between, it looks again. The controller does the rest.
 
 mod abort;
+mod health_hold;
 mod nodes;
 mod switch;
 #[cfg(test)]
@@ -34,6 +36,9 @@ use crate::connect::{Connection, Session};
 
 /// A node or rollout that is written more often than this between look and write is not ours to fight for.
 const LOOKS_MAX: usize = 5;
+
+/// How often nodes are looked at that are to be given back.
+const RELEASE_LOOK: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// What every command that writes takes.
 #[derive(clap::Args)]
@@ -95,6 +100,85 @@ pub(crate) struct AbortArgs {
     undo: bool,
     #[command(flatten)]
     common: Common,
+}
+
+/// What `pitcrew health-hold` takes.
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct HealthHoldArgs {
+    #[command(subcommand)]
+    action: Option<HealthHoldAction>,
+    #[command(flatten)]
+    hold: Option<HoldArgs>,
+}
+
+#[derive(clap::Subcommand)]
+enum HealthHoldAction {
+    /// Give nodes back as soon as they are well
+    Release(ReleaseArgs),
+}
+
+#[derive(clap::Args)]
+struct HoldArgs {
+    #[command(flatten)]
+    target: health_hold::Target,
+    /// How long at most: after that the controller gives the nodes back by itself
+    #[arg(long = "for", value_name = "DURATION", default_value = "2h")]
+    lasts: jiff::SignedDuration,
+    /// In whose name
+    #[arg(long, value_name = "NAME", env = "USER", default_value = "somebody")]
+    owner: String,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(clap::Args)]
+struct ReleaseArgs {
+    #[command(flatten)]
+    target: health_hold::Target,
+    /// How long to wait for nodes that are not well yet
+    #[arg(long, value_name = "DURATION", default_value = "10m")]
+    timeout: jiff::SignedDuration,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Keeps NVSentinel off nodes, or gives them back.
+pub(crate) fn health_hold(args: &HealthHoldArgs) -> anyhow::Result<ExitCode> {
+    match (&args.action, &args.hold) {
+        (Some(HealthHoldAction::Release(args)), _) => {
+            Session::run(&args.common.connection, async |session| {
+                release(&session, args, &mut std::io::stdout()).await
+            })
+        }
+        (None, Some(args)) => {
+            run(&args.common, |look| health_hold::hold(look, &args.target, &args.owner, args.lasts))
+        }
+        (None, None) => bail!("name the nodes: --node NODE, --selector SELECTOR or --all"),
+    }
+}
+
+/// Gives each node back when it is well, until all are or the time is over.
+async fn release(session: &Session, args: &ReleaseArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
+    let deadline = session.clock.now().checked_add(args.timeout)?;
+    let mut told = Vec::new();
+    loop {
+        let target = &args.target;
+        let decide = |look: &Look| Ok(health_hold::release(look, target)?.steps);
+        carry_out(session, args.common.dry_run, decide, out).await?;
+        let waiting = health_hold::release(&session.look().await?, target)?.waiting;
+        if waiting.is_empty() || args.common.dry_run {
+            return Ok(ExitCode::SUCCESS);
+        }
+        if session.clock.now() >= deadline {
+            bail!("not given back, because not well: {}", waiting.join("; "));
+        }
+        if waiting != told {
+            writeln!(out, "waits for {}", waiting.join("; "))?;
+            told = waiting;
+        }
+        tokio::time::sleep(RELEASE_LOOK).await;
+    }
 }
 
 /// Stops everything where it is.

@@ -12,8 +12,15 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use pitcrew_core::contract::{State, metric};
+use pitcrew_core::health::{HealthHold, Owner};
 use pitcrew_core::names::DriverName;
 use pitcrew_core::plan::{Plan, PoolStatus};
+use pitcrew_core::snapshot::Snapshot;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByOwner {
+    owner: &'static str,
+}
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ByState {
@@ -61,6 +68,8 @@ pub struct Metrics {
     violations: Counter,
     explain_unknown: Gauge<f64, AtomicU64>,
     leader: Gauge,
+    holds: Family<ByOwner, Gauge>,
+    oldest_hold: Family<ByOwner, Gauge>,
 }
 
 impl Default for Metrics {
@@ -93,6 +102,8 @@ impl Metrics {
             violations: Counter::default(),
             explain_unknown: Gauge::default(),
             leader: Gauge::default(),
+            holds: Family::default(),
+            oldest_hold: Family::default(),
         };
         let m = &metrics;
         let r = &mut registry;
@@ -129,6 +140,8 @@ impl Metrics {
             m.violations.clone(),
         );
         r.register(metric::EXPLAIN_UNKNOWN, "Nodes without a reason", m.explain_unknown.clone());
+        r.register(metric::HEALTH_HOLDS, "Nodes that are kept from NVSentinel", m.holds.clone());
+        r.register(metric::HEALTH_HOLD_OLDEST, "Since when the oldest of them is", m.oldest_hold.clone());
         r.register(metric::LEADER, "1 on the replica that leads", m.leader.clone());
         Self { registry: Arc::new(Mutex::new(registry)), ..metrics }
     }
@@ -170,6 +183,22 @@ impl Metrics {
 
     pub(crate) fn visited(&self, seconds: f64) {
         self.visits.observe(seconds);
+    }
+
+    /// Who keeps NVSentinel off how many nodes, and since when.
+    pub(crate) fn health(&self, snapshot: &Snapshot) {
+        let mut holds: BTreeMap<&'static str, (i64, i64)> = BTreeMap::new();
+        for hold in snapshot.nodes.values().filter_map(HealthHold::on) {
+            let owner = if hold.owner == Owner::Visit { "visit" } else { "person" };
+            let (count, oldest) = holds.entry(owner).or_insert((0, i64::MAX));
+            (*count, *oldest) = (*count + 1, hold.since.as_second().min(*oldest));
+        }
+        self.holds.clear();
+        self.oldest_hold.clear();
+        for (owner, (count, oldest)) in holds {
+            self.holds.get_or_create(&ByOwner { owner }).set(count);
+            self.oldest_hold.get_or_create(&ByOwner { owner }).set(oldest);
+        }
     }
 
     /// What the plan says of the fleet.

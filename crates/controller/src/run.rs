@@ -234,6 +234,7 @@ impl Loop {
         self.metrics.planned_in(began.elapsed().as_secs_f64());
         self.drop_violations(&mut plan);
         self.metrics.fleet(&plan);
+        self.metrics.health(&self.store.snapshot);
         self.log_decisions(&plan);
         if let Some(on_pass) = &mut self.on_pass {
             on_pass(&self.store.snapshot, &plan);

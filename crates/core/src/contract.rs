@@ -114,6 +114,10 @@ pub mod metric {
     pub const VIOLATIONS: &str = "pitcrew_violations";
     /// 1 on the replica that leads.
     pub const LEADER: &str = "pitcrew_leader";
+    /// Nodes that are kept from NVSentinel, by whom.
+    pub const HEALTH_HOLDS: &str = "pitcrew_health_holds";
+    /// Since when the oldest of them is, as a Unix time: an age that grows without being written.
+    pub const HEALTH_HOLD_OLDEST: &str = "pitcrew_health_hold_oldest_timestamp_seconds";
     /// 1 if the pool is frozen (bad policy, a live GPU Operator, …).
     pub const POOL_FROZEN: &str = "pitcrew_pool_frozen";
 }

@@ -6,11 +6,11 @@ use std::fmt::Write as _;
 use serde_json::json;
 
 use super::fixture::*;
-use crate::contract::State;
+use crate::contract::{State, nvsentinel};
 use crate::names::{NodeName, ObjectName};
 use crate::policy;
 use crate::reason::{About, Motion, Reason, advice, culprits, next};
-use crate::snapshot::{Object, SetbackKind};
+use crate::snapshot::{NvSentinel, Object, SetbackKind};
 use crate::visit::{Cause, Failure, Finding};
 
 /// A fleet of one node `n`, and what is special about it.
@@ -51,6 +51,11 @@ fn before_a_visit() -> Vec<Case> {
         ("no slot, not ready elsewhere", only(required()).with(node("m").not_ready())),
         ("skipped", only(required().skipped())),
         ("node not Ready", only(required().not_ready())),
+        (
+            "in quarantine",
+            but(only(required().label(nvsentinel::STATE_LABEL, "draining")), |f| sentinel(f, false)),
+        ),
+        ("the breaker has tripped", but(only(required()), |f| sentinel(f, true))),
         ("pod without controller", only(required().pod(pod("shell").bare()))),
         ("pod with emptyDir", only(required().pod(pod("scratch").with_empty_dir()))),
         ("pod of another DaemonSet", only(required().pod(pod("exporter").of_daemon_set()))),
@@ -161,6 +166,10 @@ fn during_a_visit() -> Vec<Case> {
     ]
 }
 
+fn sentinel(fleet: &mut Fleet, tripped: bool) {
+    fleet.snapshot.nvsentinel = Some(NvSentinel { tripped });
+}
+
 fn failed_by_budget() -> Fleet {
     let failed = node("n").at(State::UpgradeFailed).pod(pod("chat").label("app", "chat")).walk(|walk| {
         let cause = Cause::PodsDidNotLeave {
@@ -232,6 +241,8 @@ fn every_reason_has_an_answer() {
         "skipped",
         "other-driver",
         "node-not-ready",
+        "quarantined",
+        "breaker-tripped",
         "waiting-for-jobs",
         "checkpointing",
         "budget-never",

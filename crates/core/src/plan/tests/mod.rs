@@ -8,6 +8,7 @@
 //! | `people` | what people do to labels and cordons, pauses, retries |
 //! | `pods` | who is asked to leave, when, and what happens if they do not |
 //! | `coming_back` | restart and validation |
+//! | `health` | the hand-shake with NVSentinel |
 //! | `corners` | who uses the device, what can never leave, what is given back, what restarts in place |
 //! | `pools` | whose policy rules, and what freezes a pool |
 //! | `answers` | who is responsible, what is next, what a person can do: for every reason |
@@ -21,6 +22,7 @@ mod coming_back;
 mod corners;
 mod drivers;
 mod fixture;
+mod health;
 mod people;
 mod pods;
 mod pools;
