@@ -71,16 +71,16 @@ pub(super) fn hold(
 }
 
 fn hold_one(name: &NodeName, node: &Node, owner: &str, now: Timestamp, until: Timestamp) -> Step {
-    let (label, held) = (Shield::Quarantine.label(), HealthHold::on(node));
+    let (label, earlier) = (Shield::Quarantine.label(), HealthHold::on(node));
     let value = node.labels().get(label);
     let object = Object::Node(name.to_string());
-    if held.is_none() && value.is_some_and(|value| value == OPTED_OUT) {
+    if earlier.is_none() && value.is_some_and(|value| value == OPTED_OUT) {
         let says =
             format!("{name} was opted out before ({label}={OPTED_OUT}); it is left as it is, and stays so.");
         return Step { object, patch: None, says };
     }
     // A hold that is there already knows what was there before it.
-    let before = held.map_or_else(|| value.cloned(), |held| held.before);
+    let before = earlier.map_or_else(|| value.cloned(), |earlier| earlier.before);
     let hold = HealthHold {
         owner: Owner::Person(owner.to_owned()),
         shield: Shield::Quarantine,

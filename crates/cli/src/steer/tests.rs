@@ -1,7 +1,8 @@
 //! What each command changes, what it says, and that bad input changes nothing.
 
+use kube::ResourceExt as _;
 use pitcrew_core::api::Rollout;
-use pitcrew_core::contract::State;
+use pitcrew_core::contract::{State, nvsentinel};
 use pitcrew_sim::actors::{Behaviour, Fault, Nodes, Timing};
 use pitcrew_sim::fleet::Fleet;
 use serde_json::json;
@@ -164,5 +165,26 @@ fn somebody_who_writes_in_between_is_no_reason_to_give_up() {
         let said = steer(stage, false, decide).await;
         assert!(said.starts_with("gpu-02 is left out of gpu driver upgrades (label"), "{said}");
         assert_eq!(said.lines().count(), 1);
+    });
+}
+
+#[test]
+fn a_health_hold_is_set_and_given_back_with_what_was_there_before() {
+    play(&fleet(), Behaviour::default(), async |stage| {
+        let label = |value: &str| json!({"metadata": {"labels": {nvsentinel::OPT_OUT_LABEL: value}}});
+        stage.patch_node("gpu-01", label("true")).await;
+        stage.patch_node("gpu-02", label("false")).await;
+        let target = health_hold::Target::nodes(&["gpu-01", "gpu-02"]);
+        let lasts = jiff::SignedDuration::from_hours(2);
+        let mut told = vec![steer(stage, false, |look| health_hold::hold(look, &target, "ann", lasts)).await];
+        let nodes = Api::<Node>::all(stage.cluster.admin.clone());
+        let value = async |name: &str| {
+            nodes.get(name).await.unwrap().labels().get(nvsentinel::OPT_OUT_LABEL).cloned()
+        };
+        assert_eq!(value("gpu-01").await.as_deref(), Some("false"));
+        told.push(steer(stage, false, |look| Ok(health_hold::release(look, &target)?.steps)).await);
+        assert_eq!(value("gpu-01").await.as_deref(), Some("true"), "what was there before");
+        assert_eq!(value("gpu-02").await.as_deref(), Some("false"), "somebody else's");
+        insta::assert_snapshot!(told.join("\n"));
     });
 }
