@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt};
 use pitcrew_core::api::{DriverPolicy, DriverPolicySpec, Rollout, RolloutPhase};
-use pitcrew_core::contract::{State, is_relevant};
+use pitcrew_core::contract::{State, is_relevant, nvsentinel};
 use pitcrew_core::version::DriverVersion;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -113,7 +113,10 @@ impl Stage {
     pub(super) async fn end(&self) -> Result<End, Broken> {
         let mut end = End::default();
         for node in Api::<Node>::all(self.cluster.admin.clone()).list(&ListParams::default()).await? {
-            let annotations = node.annotations().keys().filter(|key| is_relevant(key)).cloned();
+            // What NVSentinel leaves behind is a matter of its own timing.
+            let ours =
+                |key: &&String| is_relevant(key) && !key.starts_with(nvsentinel::QUARANTINE_ANNOTATIONS);
+            let annotations = node.annotations().keys().filter(ours).cloned();
             let left: Vec<String> = annotations.collect();
             let cordoned = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
             let state = node.labels().get(STATE_LABEL).cloned().unwrap_or_default();
