@@ -12,7 +12,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use pitcrew_core::contract::{State, metric};
-use pitcrew_core::health::{HealthHold, Owner};
+use pitcrew_core::health::Owner;
 use pitcrew_core::names::DriverName;
 use pitcrew_core::plan::{Plan, PoolStatus};
 use pitcrew_core::snapshot::Snapshot;
@@ -188,7 +188,7 @@ impl Metrics {
     /// Who keeps NVSentinel off how many nodes, and since when.
     pub(crate) fn health(&self, snapshot: &Snapshot) {
         let mut holds: BTreeMap<&'static str, (i64, i64)> = BTreeMap::new();
-        for hold in snapshot.nodes.values().filter_map(HealthHold::on) {
+        for hold in snapshot.nodes.values().filter_map(|node| node.health_hold.as_ref()) {
             let owner = if hold.owner == Owner::Visit { "visit" } else { "person" };
             let (count, oldest) = holds.entry(owner).or_insert((0, i64::MAX));
             (*count, *oldest) = (*count + 1, hold.since.as_second().min(*oldest));

@@ -8,7 +8,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::action::{Action, NodePatch, RestartDriver};
-use crate::contract::{State, VISIT_ANNOTATION};
+use crate::contract::{HEALTH_HOLD_ANNOTATION, State, VISIT_ANNOTATION};
+use crate::health::Shield;
 use crate::names::{NodeName, PoolName};
 use crate::plan::{Plan, PoolPlan, PoolStatus, uses_device};
 use crate::policy::{self, Policy, Pool};
@@ -166,10 +167,14 @@ fn restless(done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
         return Vec::new();
     }
     let frozen = matches!(done.status, PoolStatus::Frozen(_));
-    // A pause may be noted in the record of a node that is on a visit: label and cordon stay as they are.
+    // A pause may be noted in the record of a node that is on a visit, and a hold may end: state and cordon stay as they
+    // are.
     let only_notes = |patch: &NodePatch| {
-        let keeps_place = patch.to.is_none() && patch.unschedulable.is_none() && patch.labels.is_empty();
-        !frozen && keeps_place && patch.annotations.get(VISIT_ANNOTATION).flatten().is_some()
+        let keeps_place = patch.to.is_none() && patch.unschedulable.is_none();
+        let noted = patch.labels.is_empty() && patch.annotations.get(VISIT_ANNOTATION).flatten().is_some();
+        let ends_hold = patch.annotations.get(HEALTH_HOLD_ANNOTATION) == Some(None)
+            && patch.labels.iter().all(|(key, _)| Shield::ALL.iter().any(|shield| shield.label() == key));
+        !frozen && keeps_place && (noted || ends_hold)
     };
     mine.iter()
         .filter(|(_, action)| !matches!(action, Action::PatchNode(patch) if only_notes(patch)))

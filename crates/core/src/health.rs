@@ -9,7 +9,7 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::contract::{HEALTH_HOLD_ANNOTATION, nvsentinel};
+use crate::contract::nvsentinel;
 use crate::snapshot::Node;
 
 /// The label's value by which a node is left alone.
@@ -26,6 +26,9 @@ pub enum Shield {
 }
 
 impl Shield {
+    /// Both.
+    pub const ALL: [Shield; 2] = [Shield::Quarantine, Shield::Everything];
+
     /// The label.
     pub fn label(self) -> &'static str {
         match self {
@@ -73,11 +76,6 @@ impl fmt::Display for Owner {
 }
 
 impl HealthHold {
-    /// What a node says; `None` without a hold, or with one that nobody can read.
-    pub fn on(node: &Node) -> Option<Self> {
-        serde_json::from_str(node.annotations.get(HEALTH_HOLD_ANNOTATION)?).ok()
-    }
-
     /// The annotation's text.
     pub fn to_text(&self) -> String {
         // Plain values: serialising them cannot fail.

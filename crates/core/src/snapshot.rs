@@ -10,12 +10,15 @@ use kube::core::Selector;
 use serde_json::Value;
 
 use crate::api::{DriverPolicySpec, DriverPolicyStatus, RolloutSpec, RolloutStatus};
-use crate::contract::{REVISION_LABEL, State, VISIT_ANNOTATION, is_relevant};
+use crate::contract::{
+    HEALTH_HOLD_ANNOTATION, LAST_VISIT_ANNOTATION, REVISION_LABEL, State, VISIT_ANNOTATION, is_relevant,
+};
+use crate::health::HealthHold;
 use crate::names::{DriverName, NodeName, ObjectName, ResourceVersion, RevisionHash, Uid};
 use crate::policy::{ClusterPolicyFacts, Source};
 use crate::selector::Labels;
 use crate::version::DriverVersion;
-use crate::visit::{Unreadable, Visit};
+use crate::visit::{LastVisit, Unreadable, Visit};
 
 /// The facts of one moment.
 #[derive(Clone, Debug)]
@@ -111,8 +114,12 @@ pub struct Node {
     pub conditions: Vec<Condition>,
     /// It has the taint of somebody who repairs it.
     pub remediated: bool,
-    /// The visit record, taken apart once on arrival.
+    /// The visit record, taken apart once on arrival …
     pub visit: Option<Result<Visit, Unreadable>>,
+    /// … what is left of the last one, …
+    pub last_visit: Option<LastVisit>,
+    /// … and who keeps health systems off it.
+    pub health_hold: Option<HealthHold>,
 }
 
 impl Node {
@@ -120,18 +127,22 @@ impl Node {
     pub fn new(uid: Uid, version: ResourceVersion, labels: Labels, mut annotations: Labels) -> Self {
         annotations.retain(|key, _| is_relevant(key));
         let marks = labels.iter().filter(|(key, _)| is_relevant(key));
-        Self {
+        let mut node = Self {
             uid,
             version,
             marks: marks.map(|(key, value)| (key.clone(), value.clone())).collect(),
             labels,
-            visit: Self::read_visit(&annotations),
+            visit: None,
+            last_visit: None,
+            health_hold: None,
             annotations,
             unschedulable: false,
             ready: true,
             conditions: Vec::new(),
             remediated: false,
-        }
+        };
+        node.read_annotations();
+        node
     }
 
     /// All labels: policies may select by any.
@@ -155,9 +166,13 @@ impl Node {
         }
     }
 
-    /// Reads the visit record out of the annotations.
-    pub fn read_visit(annotations: &Labels) -> Option<Result<Visit, Unreadable>> {
-        annotations.get(VISIT_ANNOTATION).map(|text| Visit::parse(text))
+    /// Takes our own annotations apart: every pass looks at them, and they change only with the node.
+    pub fn read_annotations(&mut self) {
+        let text = |key: &str| self.annotations.get(key).map(String::as_str);
+        self.visit = text(VISIT_ANNOTATION).map(Visit::parse);
+        // One that nobody can read says nothing; it is written anew by the next visit.
+        self.last_visit = text(LAST_VISIT_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
+        self.health_hold = text(HEALTH_HOLD_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
     }
     /// Takes no new work, for whatever cause.
     pub fn is_out(&self) -> bool {

@@ -9,9 +9,8 @@ use std::fmt;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::contract::{LAST_VISIT_ANNOTATION, State};
+use crate::contract::State;
 use crate::names::{DriverName, ObjectName, RevisionHash, Uid};
-use crate::snapshot::Node;
 
 /// The format that this program writes. It reads no other: a newer one belongs to a newer pitcrew.
 const FORMAT: u32 = 1;
@@ -75,6 +74,9 @@ pub struct Walk {
     /// When somebody's uncordon was undone: until then, anything could be put on the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recordoned: Option<Timestamp>,
+    /// When the new driver was found ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<Timestamp>,
     /// The driver pod whose trouble was told in an event: once each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub told: Option<Uid>,
@@ -241,11 +243,6 @@ pub struct LastVisit {
 }
 
 impl LastVisit {
-    /// What a node says of its last visit.
-    pub fn on(node: &Node) -> Option<Self> {
-        serde_json::from_str(node.annotations.get(LAST_VISIT_ANNOTATION)?).ok()
-    }
-
     /// The annotation's text.
     pub fn to_text(&self) -> String {
         // Plain values: serialising them cannot fail.
@@ -314,6 +311,7 @@ impl Walk {
             replace: None,
             came_back: 0,
             recordoned: None,
+            ready: None,
             told: None,
             failure: None,
         }
@@ -322,7 +320,8 @@ impl Walk {
     /// The same walk, one state on.
     #[must_use]
     pub fn enter(&self, state: State, now: Timestamp) -> Self {
-        Self { state, since: now, paused: Pause::default(), failure: None, ..self.clone() }
+        let ready = if state == State::ValidationRequired { Some(now) } else { self.ready };
+        Self { state, since: now, paused: Pause::default(), failure: None, ready, ..self.clone() }
     }
 
     /// The same walk from its beginning, to `target`, because a person or a new version asks for it.

@@ -71,7 +71,7 @@ pub(super) fn hold(
 }
 
 fn hold_one(name: &NodeName, node: &Node, owner: &str, now: Timestamp, until: Timestamp) -> Step {
-    let (label, earlier) = (Shield::Quarantine.label(), HealthHold::on(node));
+    let (label, earlier) = (Shield::Quarantine.label(), node.health_hold.as_ref());
     let value = node.labels().get(label);
     let object = Object::Node(name.to_string());
     if earlier.is_none() && value.is_some_and(|value| value == OPTED_OUT) {
@@ -80,7 +80,7 @@ fn hold_one(name: &NodeName, node: &Node, owner: &str, now: Timestamp, until: Ti
         return Step { object, patch: None, says };
     }
     // A hold that is there already knows what was there before it.
-    let before = earlier.map_or_else(|| value.cloned(), |earlier| earlier.before);
+    let before = earlier.map_or_else(|| value.cloned(), |earlier| earlier.before.clone());
     let hold = HealthHold {
         owner: Owner::Person(owner.to_owned()),
         shield: Shield::Quarantine,
@@ -113,13 +113,13 @@ pub(super) fn release(look: &Look, target: &Target) -> anyhow::Result<Release> {
     let mut release = Release { steps: Vec::new(), waiting: Vec::new() };
     for name in target.find(&reading)? {
         let Some(node) = look.snapshot.nodes.get(name) else { continue };
-        let hold = HealthHold::on(node).filter(|hold| matches!(hold.owner, Owner::Person(_)));
+        let hold = node.health_hold.as_ref().filter(|hold| matches!(hold.owner, Owner::Person(_)));
         let Some(hold) = hold else { continue };
         match reading.about(name.as_str()).iter().find_map(unwell).or_else(|| not_ready(node)) {
             Some(why) => release.waiting.push(format!("{name}: {why}")),
             None => release.steps.push(Step {
                 object: Object::Node(name.to_string()),
-                patch: Some(given_back(node, &hold)),
+                patch: Some(given_back(node, hold)),
                 says: format!("{name} is given back to NVSentinel."),
             }),
         }

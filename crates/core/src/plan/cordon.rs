@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use super::health;
 use super::members::{Freshness, Member};
-use super::patch::{base_patch, go};
+use super::patch::{base_patch, go, warning};
 use super::pool::View;
 use super::walk::{Decision, revision_pending};
-use crate::action::{Action, Event, NodePatch};
+use crate::action::{Action, NodePatch};
 use crate::contract::{KEEP_CORDONED_LABEL, RELEASED_ANNOTATION, SCALE_DOWN_HOLDS, State, VISIT_ANNOTATION};
 use crate::health::cordoned_by_nvsentinel;
 use crate::reason::Reason;
@@ -88,7 +88,7 @@ pub(super) fn cordon_again(view: &View<'_>, member: &Member<'_>, visit: &Visit, 
     patch.to = None;
     patch.unschedulable = Some(true);
     patch.annotations.set(VISIT_ANNOTATION, Some(visit.to_text()));
-    patch.event = Some(Event { warning: true, reason: view.policy.keys.event_reason.clone(), message });
+    patch.event = warning(view, message);
     Decision::act(Reason::Writing, Action::PatchNode(patch))
 }
 
@@ -137,7 +137,7 @@ pub(super) fn give_back(
         }
         GivenBack::Aborted => "Given back with its old driver: the rollout was aborted".to_owned(),
     };
-    patch.event = Some(Event { warning: true, reason: view.policy.keys.event_reason.clone(), message });
+    patch.event = warning(view, message);
     Decision::act(Reason::Moving { to }, Action::PatchNode(patch))
 }
 

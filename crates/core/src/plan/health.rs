@@ -4,10 +4,10 @@
 use jiff::Timestamp;
 
 use super::members::{Member, Standing};
-use super::patch::{base_patch, record_patch};
+use super::patch::{base_patch, record_patch, warning};
 use super::pool::View;
 use super::walk::{Decision, deadline, fail, ran_out};
-use crate::action::{Action, Changes, Event, NodePatch};
+use crate::action::{Action, Changes, NodePatch};
 use crate::api::NvSentinelMode;
 use crate::contract::{HEALTH_HOLD_ANNOTATION, LAST_VISIT_ANNOTATION, nvsentinel};
 use crate::health::{HealthHold, OPTED_OUT, Owner, Shield, cordoned_by_nvsentinel, quarantine};
@@ -28,6 +28,10 @@ fn shield(view: &View<'_>) -> Option<Shield> {
 /// Why a node that could start does not, as long as a health system is at it.
 pub(super) fn refuses(view: &View<'_>, member: &Member<'_>) -> Option<Reason> {
     shield(view)?;
+    // It is in quarantine because it has no driver: refusing would keep it there for good.
+    if member.needs_driver() {
+        return None;
+    }
     let node = member.node;
     if view.snapshot.nvsentinel.is_some_and(|nvsentinel| nvsentinel.tripped) {
         return Some(Reason::BreakerTripped);
@@ -37,7 +41,7 @@ pub(super) fn refuses(view: &View<'_>, member: &Member<'_>) -> Option<Reason> {
     }
     // Somebody else has said that the node is theirs, unless it is a hold of ours.
     let managed = node.labels().get(nvsentinel::MANAGED_LABEL).is_some_and(|value| value == OPTED_OUT);
-    let ours = HealthHold::on(node).is_some_and(|hold| hold.shield == Shield::Everything);
+    let ours = node.health_hold.as_ref().is_some_and(|hold| hold.shield == Shield::Everything);
     let what = || format!("somebody else looks after it (label {}={OPTED_OUT})", nvsentinel::MANAGED_LABEL);
     (managed && !ours).then(|| Reason::Quarantined { what: what() })
 }
@@ -62,8 +66,9 @@ pub(super) fn hold(view: &View<'_>, node: &Node, patch: &mut NodePatch) {
 
 /// Opts a node in again, if it was a visit that opted it out and the label is still as it was left.
 pub(super) fn release(node: &Node, patch: &mut NodePatch) {
-    let Some(hold) = HealthHold::on(node).filter(|hold| hold.owner == Owner::Visit) else { return };
-    lift(node, &hold, patch);
+    if let Some(hold) = node.health_hold.as_ref().filter(|hold| hold.owner == Owner::Visit) {
+        lift(node, hold, patch);
+    }
 }
 
 /// Takes a hold back.
@@ -81,15 +86,15 @@ pub(super) fn hold_again(
     visit: &Visit,
     walk: &Walk,
 ) -> Option<Decision> {
-    let hold =
-        HealthHold::on(member.node).filter(|hold| hold.owner == Owner::Visit && !hold.stands(member.node))?;
+    let node = member.node;
+    let hold = node.health_hold.as_ref().filter(|hold| hold.owner == Owner::Visit && !hold.stands(node))?;
     let label = hold.shield.label();
     let mut patch = record_patch(view, member, visit, walk.clone());
     patch.labels.set(label, Some(OPTED_OUT.to_owned()));
     let message = format!(
         "The node was given back to NVSentinel during its driver upgrade; set {label}={OPTED_OUT} again"
     );
-    patch.event = Some(Event { warning: true, reason: view.policy.keys.event_reason.clone(), message });
+    patch.event = warning(view, message);
     Some(Decision::act(Reason::Writing, Action::PatchNode(patch)))
 }
 
@@ -97,9 +102,9 @@ pub(super) fn hold_again(
 pub(super) fn objection(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> Option<Finding> {
     let node = member.node;
     // A look from before the driver came up, or from before anybody listened again, says nothing.
-    let driver = member.pod.and_then(|pod| pod.started).unwrap_or(visit.since);
-    let listening = (view.policy.health.nvsentinel == NvSentinelMode::Everything).then_some(walk.since);
-    let since = listening.unwrap_or(driver).max(driver);
+    let driver = walk.ready.max(member.pod.and_then(|pod| pod.started)).unwrap_or(visit.since);
+    let listens = view.policy.health.nvsentinel == NvSentinelMode::Everything;
+    let since = if listens { walk.since.max(driver) } else { driver };
     if cordoned_by_nvsentinel(node) {
         return Some(Finding::plain("NVSentinel has cordoned the node; that is not ours to lift"));
     }
@@ -144,22 +149,23 @@ pub(super) fn listen_again(
     visit: &Visit,
     walk: &Walk,
 ) -> Option<Decision> {
-    let hold = HealthHold::on(member.node)?;
+    let hold = member.node.health_hold.as_ref()?;
     if hold.owner != Owner::Visit || hold.shield != Shield::Everything {
         return None;
     }
     let mut patch = record_patch(view, member, visit, walk.enter(walk.state, view.snapshot.now));
-    lift(member.node, &hold, &mut patch);
+    lift(member.node, hold, &mut patch);
     Some(Decision::act(Reason::Writing, Action::PatchNode(patch)))
 }
 
 /// An opt-out that nobody is responsible for any more: its visit is gone, or its time is over.
 pub(super) fn leaked(view: &View<'_>, member: &Member<'_>) -> Option<Decision> {
     let node = member.node;
-    let hold = HealthHold::on(node).filter(|hold| hold_ends(view, member, hold) <= view.snapshot.now)?;
+    let over = |hold: &&HealthHold| hold_ends(view, member, hold) <= view.snapshot.now;
+    let hold = node.health_hold.as_ref().filter(over)?;
     let mut patch = base_patch(view, member, member.state());
     (patch.to, patch.labels) = (None, Changes::default());
-    lift(node, &hold, &mut patch);
+    lift(node, hold, &mut patch);
     let message = match &hold.owner {
         Owner::Visit => {
             "Given back to NVSentinel: the driver upgrade that had opted it out is gone".to_owned()
@@ -168,21 +174,21 @@ pub(super) fn leaked(view: &View<'_>, member: &Member<'_>) -> Option<Decision> {
             format!("Given back to NVSentinel: the time that {name} had asked for is over")
         }
     };
-    let warning = hold.owner == Owner::Visit;
-    patch.event = Some(Event { warning, reason: view.policy.keys.event_reason.clone(), message });
+    patch.event = warning(view, message);
     Some(Decision::act(Reason::Writing, Action::PatchNode(patch)))
 }
 
 /// When a hold has to be looked at again.
 pub(super) fn hold_wakes(view: &View<'_>, member: &Member<'_>) -> Option<Timestamp> {
-    let hold = HealthHold::on(member.node)?;
-    Some(hold_ends(view, member, &hold)).filter(|at| *at > view.snapshot.now && *at < Timestamp::MAX)
+    let hold = member.node.health_hold.as_ref()?;
+    Some(hold_ends(view, member, hold)).filter(|at| *at > view.snapshot.now && *at < Timestamp::MAX)
 }
 
 /// When a hold ends that nobody releases.
 fn hold_ends(view: &View<'_>, member: &Member<'_>, hold: &HealthHold) -> Timestamp {
     match hold.owner {
-        Owner::Visit if member.node.visit.is_some() => Timestamp::MAX,
+        // The driver may be away.
+        _ if member.node.visit.is_some() => Timestamp::MAX,
         // A driver that is still on its way up would be taken for a broken machine.
         Owner::Visit if member.driver_ready => hold.since,
         Owner::Visit => hold.since.saturating_add(view.policy.limits.driver_ready).unwrap_or(Timestamp::MAX),
@@ -203,7 +209,7 @@ pub(super) fn relapse(view: &View<'_>, member: &Member<'_>) -> Option<(String, S
         return None;
     }
     let node = member.node;
-    let last = LastVisit::on(node)?;
+    let last = node.last_visit.as_ref()?;
     let watched_until = last.ended.saturating_add(view.policy.health.watch_after).unwrap_or(Timestamp::MAX);
     if view.snapshot.now >= watched_until {
         return None;
@@ -215,5 +221,5 @@ pub(super) fn relapse(view: &View<'_>, member: &Member<'_>) -> Option<(String, S
         () if node.unschedulable && !last.cordoned => "was cordoned".to_owned(),
         () => format!("has condition {}", view.policy.health.conditions.iter().find(raised)?),
     };
-    Some((last.rollout?, what))
+    Some((last.rollout.clone()?, what))
 }

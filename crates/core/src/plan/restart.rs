@@ -3,11 +3,11 @@
 use jiff::{SignedDuration, Timestamp};
 
 use super::members::{Freshness, Member, Standing};
-use super::patch::{base_patch, go, record_patch, rewrite};
+use super::patch::{base_patch, go, record_patch, rewrite, warning};
 use super::pool::View;
 use super::removal::pod_ref;
 use super::walk::{self, Decision, deadline, fail, ran_out};
-use crate::action::{Action, Changes, Event, NodePatch, RestartDriver, Users};
+use crate::action::{Action, Changes, NodePatch, RestartDriver, Users};
 use crate::contract::State;
 use crate::reason::Reason;
 use crate::snapshot::{Object, Phase, Pod};
@@ -83,7 +83,7 @@ fn tell_of_trouble(
     let mut patch = record_patch(view, member, visit, Walk { told: Some(pod.uid.clone()), ..walk.clone() });
     patch.labels = Changes::default();
     let message = format!("Driver pod {} does not come up: {}", pod.name, says(pod));
-    patch.event = Some(Event { warning: true, reason: view.policy.keys.event_reason.clone(), message });
+    patch.event = warning(view, message);
     Some(Decision::act(reason.clone(), Action::PatchNode(patch)))
 }
 

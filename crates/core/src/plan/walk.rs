@@ -62,7 +62,10 @@ pub(super) fn decide(
     }
     match &member.standing {
         Standing::Held(reason, _) => Decision::stay(Reason::clone(reason)),
-        _ if *status == PoolStatus::Paused => pause(view, member),
+        // What somebody asked for a limited time ends at that time, pause or not.
+        _ if *status == PoolStatus::Paused => {
+            health::leaked(view, member).unwrap_or_else(|| pause(view, member))
+        }
         Standing::Label(state) => outside_visit(view, member, *state, ledger),
         Standing::Visit(visit, walk) => during_visit(view, member, visit, walk, ledger, budgets),
     }

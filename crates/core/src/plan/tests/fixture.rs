@@ -492,7 +492,7 @@ impl Fleet {
     pub(super) fn set_record(&mut self, name: &str, text: &str) {
         let node = self.node_mut(name);
         node.annotations.insert(VISIT_ANNOTATION.to_owned(), text.to_owned());
-        node.visit = Node::read_visit(&node.annotations);
+        node.read_annotations();
     }
 
     /// The gpu driver pod of a node.
@@ -616,7 +616,7 @@ impl Fleet {
             };
         }
         node.unschedulable = unschedulable.unwrap_or(node.unschedulable);
-        node.visit = Node::read_visit(&node.annotations);
+        node.read_annotations();
     }
 
     fn evict(&mut self, pod: &PodRef) {

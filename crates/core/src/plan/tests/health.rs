@@ -59,7 +59,8 @@ fn without_nvsentinel_nothing_is_labelled() {
 #[test]
 fn a_node_is_given_back_when_its_conditions_are_clear_and_fresh() {
     let released = |holds: bool, heartbeat: i64| {
-        let mut fleet = watched(node("n").at(State::UncordonRequired));
+        let validated = node("n").at(State::UncordonRequired).walk(|walk| walk.ready = Some(after(-80)));
+        let mut fleet = watched(validated);
         fleet.driver_mut("n").started = Some(after(-100));
         fleet.validator_mut("n").started = Some(after(-90));
         condition(&mut fleet, holds, heartbeat);
@@ -68,7 +69,7 @@ fn a_node_is_given_back_when_its_conditions_are_clear_and_fresh() {
     };
     assert!(released(false, -50));
     assert!(!released(true, -50), "it is unhealthy");
-    assert!(!released(false, -150), "nobody has looked since the driver is there");
+    assert!(!released(false, -90), "nobody has looked since the driver is ready");
 }
 
 #[test]
@@ -93,6 +94,26 @@ fn opt_outs_that_nobody_is_responsible_for_are_lifted() {
     assert!(!lifted(held(Owner::Visit, None), false), "its driver is on its way up");
     assert!(lifted(held(Owner::Person("ann".into()), Some(-1)), true), "its time is over");
     assert!(!lifted(held(Owner::Person("ann".into()), Some(600)), true), "its time is not over");
+}
+
+#[test]
+fn a_hold_ends_at_its_time_in_a_paused_pool_too() {
+    let spec = node("n").labelled(State::UpgradeDone).label(nvsentinel::OPT_OUT_LABEL, "false");
+    let spec = spec.annotation(HEALTH_HOLD_ANNOTATION, &held(Owner::Person("ann".into()), Some(-1)));
+    let mut fleet = Fleet::new().policy(json!({"autoUpgrade": false})).with(spec);
+    fleet.settle();
+    assert_eq!(label(&fleet, nvsentinel::OPT_OUT_LABEL), None);
+    assert_eq!(fleet.why("n"), "paused: autoUpgrade is false");
+}
+
+#[test]
+fn a_node_in_quarantine_for_want_of_a_driver_gets_its_driver() {
+    let waits = node("n").labelled(State::UpgradeRequired).label(nvsentinel::STATE_LABEL, "quarantined");
+    let mut fleet = watched(waits.annotation(&keys("gpu").safe_load, "true"));
+    let driver = fleet.driver_mut("n");
+    (driver.ready, driver.started) = (false, None);
+    fleet.step();
+    assert_eq!(fleet.verdict("n").state, State::CordonRequired, "{}", fleet.why("n"));
 }
 
 #[test]
