@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use pitcrew_controller::{Clock, Config, Controller, preflight, serve};
+use pitcrew_controller::{Clock, Config, Controller, Feature, preflight, serve};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
@@ -30,6 +30,9 @@ pub(crate) struct Args {
     /// The node on which this process runs: it is upgraded last
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     node_name: Option<String>,
+    /// Switch a feature off: nvsentinel, clients or network-operator. What only it needs is not asked for
+    #[arg(long, value_name = "FEATURE")]
+    disable: Vec<Feature>,
 }
 
 /// Runs the controller until SIGTERM or ctrl-c.
@@ -48,7 +51,8 @@ async fn control(args: &Args) -> anyhow::Result<()> {
     let config = args.connection.config().await?;
     let server = config.cluster_url.to_string();
     let client = connect::client(config)?;
-    preflight::check(&client).await?;
+    let disabled = args.disable.iter().copied().collect();
+    preflight::check(&client, &args.connection.namespace, &disabled).await?;
     let cannot_listen = || format!("cannot listen on {}, choose another address with --listen", args.listen);
     let listener = TcpListener::bind(args.listen).await.with_context(cannot_listen)?;
     let stop = stop_signal().context("cannot wait for signals")?;
@@ -56,7 +60,7 @@ async fn control(args: &Args) -> anyhow::Result<()> {
     let (identity, namespace) = (identity(), args.connection.namespace.clone());
     info!(%server, namespace, identity, listen = %args.listen, "pitcrew {} starts", env!("CARGO_PKG_VERSION"));
     let own_node = args.node_name.as_deref().filter(|name| !name.is_empty()).map(Into::into);
-    let config = Config { namespace, identity, own_node, clock: Clock::System };
+    let config = Config { namespace, identity, own_node, clock: Clock::System, disabled };
     let controller = Controller::new(client, config);
     let http = tokio::spawn(serve::serve(listener, controller.metrics(), controller.ready()));
     controller.run(stop).await?;

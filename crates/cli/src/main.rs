@@ -8,6 +8,7 @@ mod crd;
 mod demo;
 mod explain;
 mod reading;
+mod refresh_clients;
 mod status;
 mod steer;
 mod stopwatch;
@@ -59,6 +60,8 @@ enum Command {
     Abort(steer::AbortArgs),
     /// Keep NVSentinel off nodes for work of your own, and give them back when they are well
     HealthHold(steer::HealthHoldArgs),
+    /// Replace driver clients that hold on to a driver that is gone, in clusters without the controller
+    RefreshClients(refresh_clients::Args),
     /// Print pitcrew's custom resource definitions, for kubectl apply -f -
     Crd(crd::Args),
 }
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         Command::Retry(args) => steer::retry(&args),
         Command::Abort(args) => steer::abort(&args),
         Command::HealthHold(args) => steer::health_hold(&args),
+        Command::RefreshClients(args) => refresh_clients::run(&args),
         Command::Crd(args) => crd::run(&args),
     };
     result.unwrap_or_else(|error| words::failure(&error))

@@ -9,6 +9,7 @@
 //! | file | the one thing in it |
 //! |---|---|
 //! | [`run`](mod@run) | the loop: fold what came in, plan, start what is planned; it never awaits an action |
+//! | `scope` | what is watched, and the features that can be switched off |
 //! | `observe` | watches as one stream of observations |
 //! | `wire`, `view` | API objects as far as they are read, and how they become facts |
 //! | `store` | the Snapshot, kept current; read your own writes |
@@ -30,6 +31,7 @@ pub mod metrics;
 mod observe;
 pub mod preflight;
 pub mod run;
+mod scope;
 pub mod serve;
 mod setback;
 mod store;
@@ -39,4 +41,5 @@ mod wire;
 pub use clock::Clock;
 pub use look::{Leader, Look, Watch, look};
 pub use run::{Config, Controller, Pass, RunError};
+pub use scope::Feature;
 pub use setback::sentence;

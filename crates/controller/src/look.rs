@@ -6,7 +6,7 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use futures::stream::{BoxStream, StreamExt};
+use futures::stream::{self, BoxStream, StreamExt};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{DynamicObject, ListParams};
@@ -20,8 +20,9 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::clock::Clock;
-use crate::observe::{self, Kind, Observation, Watches};
+use crate::observe::{self, Allocation, CLAIMS, Observation, SLICES, Watches};
 use crate::preflight::{self, READS, Unfit};
+use crate::scope::{Kind, Scope};
 use crate::setback::sentence;
 use crate::store::{Effect, Store};
 
@@ -88,26 +89,37 @@ fn held_until(lease: &Lease) -> Timestamp {
 
 /// Looks once. `namespace` is where driver DaemonSets are when the policy does not say, and where the Lease is.
 pub async fn look(client: &Client, namespace: &str, clock: Clock) -> Result<Look, Unfit> {
-    let Reader { store, leader, .. } = Reader::read(client, namespace, clock).await?;
+    let Reader { store, leader, .. } = Reader::read(client, namespace, clock, Scope::reader()).await?;
     let installed = store.knows(Kind::DriverPolicy) && store.knows(Kind::Rollout);
     Ok(Look { snapshot: store.snapshot, leader, installed })
+}
+
+/// Objects of this name, wherever they are.
+fn named(name: &str) -> ListParams {
+    ListParams::default().fields(&format!("metadata.name={name}"))
 }
 
 /// Fills a store by lists.
 struct Reader<'a> {
     client: &'a Client,
+    scope: Scope,
     store: Store,
     leader: Leader,
     now: Timestamp,
 }
 
 impl<'a> Reader<'a> {
-    async fn read(client: &'a Client, namespace: &str, clock: Clock) -> Result<Reader<'a>, Unfit> {
+    async fn read(
+        client: &'a Client,
+        namespace: &str,
+        clock: Clock,
+        scope: Scope,
+    ) -> Result<Reader<'a>, Unfit> {
         let mut snapshot = Snapshot::new(clock.now(), namespace);
         // A reader's deadlines are those of the visits: the grace of a new leader is not its to give.
         snapshot.leading_since = Timestamp::MIN;
-        let (store, now) = (Store::new(snapshot), clock.now());
-        let mut reader = Reader { client, store, leader: Leader::none(namespace), now };
+        let (store, now) = (Store::new(snapshot, scope.clone()), clock.now());
+        let mut reader = Reader { client, scope, store, leader: Leader::none(namespace), now };
         if let Err(unfit) = reader.read_all().await {
             return Err(reader.all_that_is_missing(unfit).await);
         }
@@ -117,20 +129,31 @@ impl<'a> Reader<'a> {
 
     async fn read_all(&mut self) -> Result<(), Unfit> {
         let all = ListParams::default;
-        self.list(all(), Observation::Node).await?;
-        self.list(all(), Observation::Pod).await?;
-        self.list(all(), Observation::DaemonSet).await?;
-        self.list(all(), Observation::Revision).await?;
-        self.list(all(), Observation::Budget).await?;
-        self.list(all(), Observation::DriverPolicy).await?;
-        self.list(all(), Observation::Rollout).await?;
-        self.list(all(), Observation::ClusterPolicy).await?;
-        self.list(all(), Observation::NvidiaDriver).await?;
-        self.list(all(), Observation::NicClusterPolicy).await?;
-        self.list_claims().await?;
-        self.list(all().labels(GPU_OPERATOR_SELECTOR), Observation::Deployment).await?;
-        self.list(all().fields(&observe::breaker()), Observation::Breaker).await?;
-        self.read_leases().await
+        for kind in self.scope.clone().kinds() {
+            match kind {
+                Kind::Node => self.list(all(), Observation::Node).await?,
+                Kind::Pod => self.list(all(), Observation::Pod).await?,
+                Kind::DaemonSet => self.list(all(), Observation::DaemonSet).await?,
+                Kind::Revision => self.list(all(), Observation::Revision).await?,
+                Kind::Budget => self.list(all(), Observation::Budget).await?,
+                Kind::DriverPolicy => self.list(all(), Observation::DriverPolicy).await?,
+                Kind::Rollout => self.list(all(), Observation::Rollout).await?,
+                Kind::ClusterPolicy => self.list(all(), Observation::ClusterPolicy).await?,
+                Kind::NvidiaDriver => self.list(all(), Observation::NvidiaDriver).await?,
+                Kind::NicClusterPolicy => self.list(all(), Observation::NicClusterPolicy).await?,
+                Kind::Claim => self.list_allocations(&CLAIMS).await?,
+                Kind::Slice => self.list_allocations(&SLICES).await?,
+                Kind::Deployment => {
+                    self.list(all().labels(GPU_OPERATOR_SELECTOR), Observation::Deployment).await?;
+                }
+                Kind::Breaker => self.list(all().fields(&observe::breaker()), Observation::Breaker).await?,
+                Kind::Lease => self.read_operator_lease().await?,
+                Kind::Leader => self.read_leader().await?,
+                // What nobody serves is not there; that is known without its definition.
+                Kind::Definition => {}
+            }
+        }
+        Ok(())
     }
 
     /// Lists one kind. A kind that nobody serves has no objects.
@@ -157,18 +180,24 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Resource claims, in the newest version that is served.
-    async fn list_claims(&mut self) -> Result<(), Unfit> {
-        let served = observe::claims_resource(self.client).await;
+    /// A kind of dynamic resource allocation, in the newest version that is served.
+    async fn list_allocations(&mut self, allocation: &Allocation) -> Result<(), Unfit> {
+        let served = allocation.resource(self.client).await;
         let served = served.map_err(|error| preflight::refused("apigroups", &error))?;
-        let Some(resource) = served else { return Ok(()) };
-        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
-        let claims = timeout(CALL, api.list(&ListParams::default())).await;
-        let claims =
-            claims.map_err(|_| Unfit::Unreachable(format!("no answer within {} s", CALL.as_secs())))?;
-        for claim in claims.map_err(|error| preflight::refused("resourceclaims", &error))? {
-            self.store.fold(Observation::Claim(Event::Apply(claim)), self.now);
+        let wrap = allocation.wrap;
+        self.store.fold(wrap(Event::Init), self.now);
+        if let Some(resource) = served {
+            let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+            let mut params = ListParams::default();
+            params.field_selector = allocation.fields().map(str::to_owned);
+            let listed = timeout(CALL, api.list(&params)).await;
+            let listed =
+                listed.map_err(|_| Unfit::Unreachable(format!("no answer within {} s", CALL.as_secs())))?;
+            for object in listed.map_err(|error| preflight::refused(&resource.plural, &error))? {
+                self.store.fold(wrap(Event::InitApply(object)), self.now);
+            }
         }
+        self.store.fold(wrap(Event::InitDone), self.now);
         Ok(())
     }
 
@@ -185,9 +214,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The GPU Operator's Lease is a fact of the Snapshot, ours tells who leads.
-    async fn read_leases(&mut self) -> Result<(), Unfit> {
-        let named = |name: &str| ListParams::default().fields(&format!("metadata.name={name}"));
+    /// The GPU Operator's Lease is a fact of the Snapshot.
+    async fn read_operator_lease(&mut self) -> Result<(), Unfit> {
         for lease in self.page::<Lease>(&named(GPU_OPERATOR_LEASE)).await?.into_iter().flatten() {
             // The store counts a Lease from when it was seen renewed. We see it long after that, perhaps.
             let lasts =
@@ -195,6 +223,11 @@ impl<'a> Reader<'a> {
             let seen = held_until(&lease).saturating_sub(SignedDuration::from_secs(lasts.into()));
             self.store.fold(Observation::Lease(Event::Apply(lease)), seen.unwrap_or(Timestamp::MIN));
         }
+        Ok(())
+    }
+
+    /// Ours tells who leads.
+    async fn read_leader(&mut self) -> Result<(), Unfit> {
         let namespace = self.leader.lease.namespace.clone();
         let ours = self.page::<Lease>(&named(LEASE_NAME)).await?.into_iter().flatten();
         for lease in ours.filter(|lease| lease.metadata.namespace.as_deref() == Some(&*namespace)) {
@@ -208,7 +241,8 @@ impl<'a> Reader<'a> {
         if !matches!(unfit, Unfit::Refused { .. }) {
             return unfit;
         }
-        preflight::permissions(self.client, READS).await.err().unwrap_or(unfit)
+        let namespace = &self.leader.lease.namespace;
+        preflight::permissions(self.client, namespace, READS.iter()).await.err().unwrap_or(unfit)
     }
 }
 
@@ -225,16 +259,23 @@ pub struct Watch {
 impl Watch {
     /// Looks once, then watches.
     pub async fn start(client: &Client, namespace: &str, clock: Clock) -> Result<Self, Unfit> {
-        let Reader { store, leader, .. } = Reader::read(client, namespace, clock).await?;
-        let mut watches = Watches::start(client.clone());
-        for kind in [Kind::ClusterPolicy, Kind::NvidiaDriver, Kind::NicClusterPolicy] {
-            if store.knows(kind) {
-                watches.add_optional(kind);
-            }
-        }
-        let ours = watcher::Config::default().fields(&format!("metadata.name={LEASE_NAME}"));
-        let leases = Api::<Lease>::namespaced(client.clone(), namespace);
-        let leases = kube::runtime::watcher(leases, ours).default_backoff().boxed();
+        Self::of(client, namespace, clock, Scope::reader()).await
+    }
+
+    /// The same for somebody who needs to know of the driver's clients and nothing else.
+    pub async fn clients(client: &Client, namespace: &str, clock: Clock) -> Result<Self, Unfit> {
+        Self::of(client, namespace, clock, Scope::clients()).await
+    }
+
+    async fn of(client: &Client, namespace: &str, clock: Clock, scope: Scope) -> Result<Self, Unfit> {
+        let Reader { store, leader, .. } = Reader::read(client, namespace, clock, scope.clone()).await?;
+        // What nobody serves cannot be watched; its definition may come.
+        let watched = scope.kinds().filter(|kind| store.knows(*kind) || *kind == Kind::Definition);
+        let served = |kind: &Kind| matches!(kind, Kind::Lease | Kind::Leader);
+        let watched = watched.chain(scope.kinds().filter(served));
+        let watches = Watches::start(client.clone(), watched);
+        let leases =
+            if scope.has(Kind::Leader) { leases(client, namespace) } else { stream::pending().boxed() };
         Ok(Self { clock, store, leader, watches, leases, trouble: None })
     }
 
@@ -297,7 +338,7 @@ impl Watch {
             Effect::None => news,
             Effect::Changed => true,
             Effect::Serves(kind) => {
-                self.watches.add_optional(kind);
+                self.watches.add_kind(kind);
                 news
             }
         }
@@ -314,6 +355,12 @@ impl Watch {
         }
         before != (self.leader.leads(now), self.leader.holder.clone())
     }
+}
+
+fn leases(client: &Client, namespace: &str) -> BoxStream<'static, watcher::Result<Event<Lease>>> {
+    let ours = watcher::Config::default().fields(&format!("metadata.name={LEASE_NAME}"));
+    let api = Api::<Lease>::namespaced(client.clone(), namespace);
+    kube::runtime::watcher(api, ours).default_backoff().boxed()
 }
 
 #[cfg(test)]

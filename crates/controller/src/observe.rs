@@ -17,27 +17,8 @@ use pitcrew_core::api::{ClusterPolicy, DriverPolicy, NVIDIADriver, NicClusterPol
 use pitcrew_core::contract::{GPU_OPERATOR_LEASE, GPU_OPERATOR_SELECTOR, nvsentinel};
 use serde::de::DeserializeOwned;
 
+use crate::scope::Kind;
 use crate::wire;
-
-/// What kinds of objects are watched.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Kind {
-    Node,
-    Pod,
-    DaemonSet,
-    Revision,
-    Budget,
-    DriverPolicy,
-    Rollout,
-    ClusterPolicy,
-    NvidiaDriver,
-    NicClusterPolicy,
-    Lease,
-    Deployment,
-    Definition,
-    Claim,
-    Breaker,
-}
 
 /// Something that was seen.
 pub(crate) enum Observation {
@@ -55,6 +36,7 @@ pub(crate) enum Observation {
     Deployment(Event<Deployment>),
     Definition(Event<PartialObjectMeta<CustomResourceDefinition>>),
     Claim(Event<DynamicObject>),
+    Slice(Event<DynamicObject>),
     Breaker(Event<ConfigMap>),
     /// A watch broke and is taken up again.
     Broken(Kind, watcher::Error),
@@ -66,50 +48,39 @@ pub(crate) struct Watches {
     streams: SelectAll<BoxStream<'static, Observation>>,
 }
 
-/// Kinds without whose first list nothing can be judged.
-pub(crate) const REQUIRED: [Kind; 12] = [
-    Kind::Node,
-    Kind::Pod,
-    Kind::DaemonSet,
-    Kind::Revision,
-    Kind::Budget,
-    Kind::DriverPolicy,
-    Kind::Rollout,
-    Kind::Lease,
-    Kind::Deployment,
-    Kind::Definition,
-    Kind::Claim,
-    Kind::Breaker,
-];
-
 impl Watches {
-    pub(crate) fn start(client: Client) -> Self {
+    /// Starts the watches of these kinds.
+    pub(crate) fn start(client: Client, kinds: impl Iterator<Item = Kind>) -> Self {
         let mut watches = Self { client, streams: SelectAll::new() };
-        let all = watcher::Config::default;
-        watches.add(Kind::Definition, all(), Observation::Definition);
-        watches.add(Kind::DriverPolicy, all(), Observation::DriverPolicy);
-        watches.add(Kind::Rollout, all(), Observation::Rollout);
-        watches.add(Kind::Node, all(), Observation::Node);
-        watches.add(Kind::Pod, all(), Observation::Pod);
-        watches.add(Kind::DaemonSet, all(), Observation::DaemonSet);
-        watches.add(Kind::Revision, all(), Observation::Revision);
-        watches.add(Kind::Budget, all(), Observation::Budget);
-        let operator_lease = format!("metadata.name={GPU_OPERATOR_LEASE}");
-        watches.add(Kind::Lease, all().fields(&operator_lease), Observation::Lease);
-        watches.add(Kind::Deployment, all().labels(GPU_OPERATOR_SELECTOR), Observation::Deployment);
-        watches.add(Kind::Breaker, all().fields(&breaker()), Observation::Breaker);
-        watches.streams.push(claims(watches.client.clone()));
+        kinds.for_each(|kind| watches.add_kind(kind));
         watches
     }
 
-    /// Starts the watch of a kind whose definition is there now.
-    pub(crate) fn add_optional(&mut self, kind: Kind) {
+    /// Starts the watch of one kind: at the beginning, or when its definition is there.
+    pub(crate) fn add_kind(&mut self, kind: Kind) {
         let all = watcher::Config::default;
         match kind {
+            Kind::Definition => self.add(kind, all(), Observation::Definition),
+            Kind::DriverPolicy => self.add(kind, all(), Observation::DriverPolicy),
+            Kind::Rollout => self.add(kind, all(), Observation::Rollout),
+            Kind::Node => self.add(kind, all(), Observation::Node),
+            Kind::Pod => self.add(kind, all(), Observation::Pod),
+            Kind::DaemonSet => self.add(kind, all(), Observation::DaemonSet),
+            Kind::Revision => self.add(kind, all(), Observation::Revision),
+            Kind::Budget => self.add(kind, all(), Observation::Budget),
             Kind::ClusterPolicy => self.add(kind, all(), Observation::ClusterPolicy),
             Kind::NvidiaDriver => self.add(kind, all(), Observation::NvidiaDriver),
             Kind::NicClusterPolicy => self.add(kind, all(), Observation::NicClusterPolicy),
-            _ => {}
+            Kind::Lease => {
+                let operator = format!("metadata.name={GPU_OPERATOR_LEASE}");
+                self.add(kind, all().fields(&operator), Observation::Lease);
+            }
+            Kind::Deployment => self.add(kind, all().labels(GPU_OPERATOR_SELECTOR), Observation::Deployment),
+            Kind::Breaker => self.add(kind, all().fields(&breaker()), Observation::Breaker),
+            Kind::Claim => self.streams.push(allocations(self.client.clone(), &CLAIMS)),
+            Kind::Slice => self.streams.push(allocations(self.client.clone(), &SLICES)),
+            // Readers look for it themselves.
+            Kind::Leader => {}
         }
     }
 
@@ -153,12 +124,51 @@ pub(crate) fn breaker() -> String {
     format!("metadata.namespace={},metadata.name={}", nvsentinel::NAMESPACE, nvsentinel::BREAKER)
 }
 
-/// Resource claims, in the newest version that this cluster serves. A cluster that serves none has none.
-fn claims(client: Client) -> BoxStream<'static, Observation> {
+/// A kind of dynamic resource allocation, which a cluster may serve in one of several versions.
+pub(crate) struct Allocation {
+    kind: Kind,
+    name: &'static str,
+    fields: Option<&'static str>,
+    pub(crate) wrap: fn(Event<DynamicObject>) -> Observation,
+}
+
+/// Who has which devices.
+pub(crate) const CLAIMS: Allocation =
+    Allocation { kind: Kind::Claim, name: "ResourceClaim", fields: None, wrap: Observation::Claim };
+/// Which devices NVIDIA's driver offers.
+pub(crate) const SLICES: Allocation = Allocation {
+    kind: Kind::Slice,
+    name: "ResourceSlice",
+    fields: Some("spec.driver=gpu.nvidia.com"),
+    wrap: Observation::Slice,
+};
+
+impl Allocation {
+    /// In the newest version that this cluster serves, if it serves them.
+    pub(crate) async fn resource(&self, client: &Client) -> kube::Result<Option<ApiResource>> {
+        let groups = client.list_api_groups().await?;
+        let group = groups.groups.iter().find(|group| group.name == ALLOCATION_GROUP);
+        let served = |version: &&str| group.is_some_and(|g| g.versions.iter().any(|v| v.version == *version));
+        let newest = ["v1", "v1beta2", "v1beta1"].into_iter().find(served);
+        let kind = |version| GroupVersionKind::gvk(ALLOCATION_GROUP, version, self.name);
+        Ok(newest.map(|version| ApiResource::from_gvk(&kind(version))))
+    }
+
+    /// Only those that are looked at.
+    pub(crate) fn fields(&self) -> Option<&'static str> {
+        self.fields
+    }
+}
+
+const ALLOCATION_GROUP: &str = "resource.k8s.io";
+
+/// The watch of such a kind. A cluster that serves none has none.
+fn allocations(client: Client, allocation: &'static Allocation) -> BoxStream<'static, Observation> {
+    let Allocation { kind, wrap, fields, .. } = allocation;
     let find = async move {
         let mut failures = 0;
         let resource = loop {
-            match claims_resource(&client).await {
+            match allocation.resource(&client).await {
                 Ok(resource) => break resource,
                 Err(error) => tracing::warn!(%error, "cannot ask which API groups are served; asks again"),
             }
@@ -166,25 +176,14 @@ fn claims(client: Client) -> BoxStream<'static, Observation> {
             tokio::time::sleep(pause_after(failures)).await;
         };
         let Some(resource) = resource else {
-            let none = [Event::Init, Event::InitDone].map(Observation::Claim);
+            let none = [Event::Init, Event::InitDone].map(wrap);
             return stream::iter(none).chain(stream::pending()).boxed();
         };
-        let api = Api::all_with(client, &resource);
-        observe(api, Kind::Claim, watcher::Config::default(), Observation::Claim)
+        let config =
+            watcher::Config { field_selector: fields.map(str::to_owned), ..watcher::Config::default() };
+        observe(Api::all_with(client, &resource), *kind, config, *wrap)
     };
     stream::once(find).flatten().boxed()
-}
-
-const CLAIMS_GROUP: &str = "resource.k8s.io";
-
-/// The newest version of resource claims that this cluster serves, if it serves them.
-pub(crate) async fn claims_resource(client: &Client) -> kube::Result<Option<ApiResource>> {
-    let groups = client.list_api_groups().await?;
-    let group = groups.groups.iter().find(|group| group.name == CLAIMS_GROUP);
-    let served = |version: &&str| group.is_some_and(|g| g.versions.iter().any(|v| v.version == *version));
-    let newest = ["v1", "v1beta2", "v1beta1"].into_iter().find(served);
-    let kind = |version| GroupVersionKind::gvk(CLAIMS_GROUP, version, "ResourceClaim");
-    Ok(newest.map(|version| ApiResource::from_gvk(&kind(version))))
 }
 
 /// Without chance, so that a run on virtual time can be repeated.

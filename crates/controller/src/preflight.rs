@@ -1,6 +1,8 @@
 //! What must be there before the controller starts, or a reader looks: each missing thing has one sentence that says
 //! what to do.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
@@ -10,6 +12,7 @@ use kube::core::ObjectMeta;
 use pitcrew_core::api::{DriverPolicy, Rollout};
 use pitcrew_core::contract::nvsentinel;
 
+use crate::scope::Feature;
 use crate::setback::sentence;
 
 /// Why the controller cannot start, or a reader cannot look.
@@ -49,6 +52,10 @@ pub struct Permission {
     pub verbs: &'static [&'static str],
     /// Only the object of this name.
     pub only: Option<&'static str>,
+    /// Only in the controller's own namespace.
+    pub here: bool,
+    /// Not needed without this feature.
+    pub feature: Option<Feature>,
 }
 
 const fn to(
@@ -57,12 +64,25 @@ const fn to(
     subresource: &'static str,
     verbs: &'static [&'static str],
 ) -> Permission {
-    Permission { group, resource, subresource, verbs, only: None }
+    Permission { group, resource, subresource, verbs, only: None, here: false, feature: None }
+}
+
+const SEES: &[&str] = &["list", "watch"];
+
+const fn feature(feature: Feature, permission: Permission) -> Permission {
+    Permission { feature: Some(feature), ..permission }
 }
 
 /// NVSentinel's circuit breaker.
-const BREAKER: Permission =
-    Permission { only: Some(nvsentinel::BREAKER), ..to("", "configmaps", "", &["list", "watch"]) };
+const BREAKER: Permission = feature(
+    Feature::Nvsentinel,
+    Permission { only: Some(nvsentinel::BREAKER), ..to("", "configmaps", "", SEES) },
+);
+/// What the DRA plugin offers.
+const SLICES: Permission = feature(Feature::Clients, to("resource.k8s.io", "resourceslices", "", SEES));
+/// Leadership is a matter of the own namespace; a live GPU Operator may be in any.
+const OWN_LEASE: Permission =
+    Permission { here: true, ..to("coordination.k8s.io", "leases", "", &["get", "create", "update"]) };
 
 /// All that the controller asks for.
 pub const PERMISSIONS: &[Permission] = &[
@@ -70,18 +90,20 @@ pub const PERMISSIONS: &[Permission] = &[
     to("", "pods", "", &["list", "watch", "patch", "delete"]),
     to("", "pods", "eviction", &["create"]),
     to("", "events", "", &["create"]),
-    to("apps", "daemonsets", "", &["list", "watch"]),
-    to("apps", "controllerrevisions", "", &["list", "watch"]),
-    to("apps", "deployments", "", &["list", "watch"]),
-    to("policy", "poddisruptionbudgets", "", &["list", "watch"]),
+    to("apps", "daemonsets", "", SEES),
+    to("apps", "controllerrevisions", "", SEES),
+    to("apps", "deployments", "", SEES),
+    to("policy", "poddisruptionbudgets", "", SEES),
     BREAKER,
-    to("resource.k8s.io", "resourceclaims", "", &["list", "watch"]),
-    to("coordination.k8s.io", "leases", "", &["get", "list", "watch", "create", "update"]),
-    to("apiextensions.k8s.io", "customresourcedefinitions", "", &["list", "watch"]),
-    to("nvidia.com", "clusterpolicies", "", &["list", "watch"]),
-    to("nvidia.com", "nvidiadrivers", "", &["list", "watch"]),
-    to("mellanox.com", "nicclusterpolicies", "", &["list", "watch"]),
-    to("pitcrew.dev", "driverpolicies", "", &["list", "watch"]),
+    to("resource.k8s.io", "resourceclaims", "", SEES),
+    SLICES,
+    to("coordination.k8s.io", "leases", "", SEES),
+    OWN_LEASE,
+    to("apiextensions.k8s.io", "customresourcedefinitions", "", SEES),
+    to("nvidia.com", "clusterpolicies", "", SEES),
+    to("nvidia.com", "nvidiadrivers", "", SEES),
+    feature(Feature::NetworkOperator, to("mellanox.com", "nicclusterpolicies", "", SEES)),
+    to("pitcrew.dev", "driverpolicies", "", SEES),
     to("pitcrew.dev", "driverpolicies", "status", &["patch"]),
     to("pitcrew.dev", "rollouts", "", &["list", "watch", "create"]),
     to("pitcrew.dev", "rollouts", "status", &["patch"]),
@@ -89,28 +111,31 @@ pub const PERMISSIONS: &[Permission] = &[
 
 /// All that a reader asks for. Kinds that nobody serves are asked for too: who may not list them, may not know.
 pub const READS: &[Permission] = &[
-    to("", "nodes", "", &["list", "watch"]),
-    to("", "pods", "", &["list", "watch"]),
-    to("apps", "daemonsets", "", &["list", "watch"]),
-    to("apps", "controllerrevisions", "", &["list", "watch"]),
-    to("apps", "deployments", "", &["list", "watch"]),
-    to("policy", "poddisruptionbudgets", "", &["list", "watch"]),
-    to("coordination.k8s.io", "leases", "", &["list", "watch"]),
+    to("resource.k8s.io", "resourceclaims", "", SEES),
+    SLICES,
+    to("", "nodes", "", SEES),
+    to("", "pods", "", SEES),
+    to("apps", "daemonsets", "", SEES),
+    to("apps", "controllerrevisions", "", SEES),
+    to("apps", "deployments", "", SEES),
+    to("policy", "poddisruptionbudgets", "", SEES),
+    to("coordination.k8s.io", "leases", "", SEES),
     BREAKER,
-    to("nvidia.com", "clusterpolicies", "", &["list", "watch"]),
-    to("nvidia.com", "nvidiadrivers", "", &["list", "watch"]),
-    to("pitcrew.dev", "driverpolicies", "", &["list", "watch"]),
-    to("pitcrew.dev", "rollouts", "", &["list", "watch"]),
+    to("nvidia.com", "clusterpolicies", "", SEES),
+    to("nvidia.com", "nvidiadrivers", "", SEES),
+    to("pitcrew.dev", "driverpolicies", "", SEES),
+    to("pitcrew.dev", "rollouts", "", SEES),
 ];
 
 /// Checks that the cluster answers, that our definitions are there, and that we may do what we have to.
-pub async fn check(client: &Client) -> Result<(), Unfit> {
+pub async fn check(client: &Client, namespace: &str, disabled: &BTreeSet<Feature>) -> Result<(), Unfit> {
     if let Err(error) = client.apiserver_version().await
         && !matches!(error, kube::Error::Api(_))
     {
         return Err(Unfit::Unreachable(sentence(&error)));
     }
-    permissions(client, PERMISSIONS).await?;
+    let needed = PERMISSIONS.iter().filter(|p| p.feature.is_none_or(|feature| !disabled.contains(&feature)));
+    permissions(client, namespace, needed).await?;
     definition(
         Api::<DriverPolicy>::all(client.clone()).list(&one()).await.err(),
         "driverpolicies.pitcrew.dev",
@@ -140,14 +165,18 @@ pub(crate) fn refused(resource: &str, error: &kube::Error) -> Unfit {
 }
 
 /// Asks for every verb and names all that are missing at once.
-pub(crate) async fn permissions(client: &Client, wanted: &[Permission]) -> Result<(), Unfit> {
+pub(crate) async fn permissions(
+    client: &Client,
+    namespace: &str,
+    wanted: impl Iterator<Item = &Permission>,
+) -> Result<(), Unfit> {
     let api = Api::<SelfSubjectAccessReview>::all(client.clone());
     let mut missing = Vec::new();
     for permission in wanted {
-        let Permission { group, resource, subresource, verbs, only } = permission;
+        let Permission { group, resource, subresource, verbs, only, here, .. } = permission;
         let mut denied = Vec::new();
         for verb in *verbs {
-            if !may(&api, permission, verb).await? {
+            if !may(&api, permission, verb, namespace).await? {
                 denied.push(*verb);
             }
         }
@@ -155,18 +184,28 @@ pub(crate) async fn permissions(client: &Client, wanted: &[Permission]) -> Resul
             let slash = if subresource.is_empty() { "" } else { "/" };
             let dot = if group.is_empty() { "" } else { "." };
             let only = only.map(|name| format!(" ({name})")).unwrap_or_default();
-            missing.push(format!("{resource}{dot}{group}{slash}{subresource}{only} {}", denied.join(", ")));
+            let place = if *here { format!(" in namespace {namespace}") } else { String::new() };
+            missing.push(format!(
+                "{resource}{dot}{group}{slash}{subresource}{only} {}{place}",
+                denied.join(", ")
+            ));
         }
     }
     if missing.is_empty() { Ok(()) } else { Err(Unfit::Forbidden(missing)) }
 }
 
-async fn may(api: &Api<SelfSubjectAccessReview>, permission: &Permission, verb: &str) -> Result<bool, Unfit> {
+async fn may(
+    api: &Api<SelfSubjectAccessReview>,
+    permission: &Permission,
+    verb: &str,
+    namespace: &str,
+) -> Result<bool, Unfit> {
     let attributes = ResourceAttributes {
         group: Some(permission.group.to_owned()),
         resource: Some(permission.resource.to_owned()),
         subresource: Some(permission.subresource.to_owned()).filter(|s| !s.is_empty()),
         name: permission.only.map(str::to_owned),
+        namespace: permission.here.then(|| namespace.to_owned()),
         verb: Some(verb.to_owned()),
         ..ResourceAttributes::default()
     };

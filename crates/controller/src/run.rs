@@ -1,6 +1,6 @@
 //! The loop: fold what came in, plan, start what is planned. It never awaits an action; answers come back as inputs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
-use pitcrew_core::action::{Action, DeleteWhy, Event, NodePatch};
+use pitcrew_core::action::{Action, DeleteWhy, Event, NodePatch, PodRef};
 use pitcrew_core::check::violations;
 use pitcrew_core::contract::{COMPONENT, LEASE_NAME, LOG_TARGET, State};
 use pitcrew_core::names::{NodeName, PoolName, ResourceVersion};
@@ -29,6 +29,7 @@ use crate::execute::{Answer, Executor};
 use crate::lease::Elector;
 use crate::metrics::Metrics;
 use crate::observe::Watches;
+use crate::scope::{Feature, Scope};
 use crate::setback::{self, CallError};
 use crate::store::{Effect, Store};
 
@@ -53,6 +54,8 @@ pub struct Config {
     pub own_node: Option<NodeName>,
     /// Where time comes from.
     pub clock: Clock,
+    /// What is switched off.
+    pub disabled: BTreeSet<Feature>,
 }
 
 /// Why a controller ended before it was told to.
@@ -142,10 +145,12 @@ impl Loop {
         let Controller { client, config, metrics, ready, on_pass } = controller;
         let mut snapshot = Snapshot::new(config.clock.now(), &config.namespace);
         snapshot.own_node = config.own_node;
+        snapshot.refreshes_clients = !config.disabled.contains(&Feature::Clients);
+        let scope = Scope::controller(&config.disabled);
         Self {
             clock: config.clock,
-            store: Store::new(snapshot),
-            watches: Watches::start(client.clone()),
+            watches: Watches::start(client.clone(), scope.required()),
+            store: Store::new(snapshot, scope),
             executor: Arc::new(Executor::new(client, metrics.clone())),
             events,
             metrics,
@@ -188,7 +193,7 @@ impl Loop {
     fn take_up(&mut self, effect: Effect) {
         match effect {
             Effect::None => {}
-            Effect::Serves(kind) => self.watches.add_optional(kind),
+            Effect::Serves(kind) => self.watches.add_kind(kind),
             Effect::Changed => self.pass_soon(),
         }
     }
@@ -416,19 +421,13 @@ impl Loop {
         match action {
             Action::PatchNode(patch) => self.tell_patch(patch, now),
             Action::Delete(pod, DeleteWhy::TimedOut) => {
-                let message = format!(
-                    "Pod {} did not leave in time and was deleted past its disruption budgets",
-                    pod.name
-                );
-                let event = Event { warning: true, reason: COMPONENT.to_owned(), message };
-                let uid = self
-                    .store
-                    .snapshot
-                    .nodes
-                    .get(&pod.node)
-                    .map(|node| node.uid.to_string())
-                    .unwrap_or_default();
-                self.events.about_node(&pod.node, &uid, &event, now);
+                let what = "did not leave in time and was deleted past its disruption budgets";
+                self.tell_of_pod(pod, true, what, now);
+            }
+            Action::Delete(pod, DeleteWhy::StaleClient) => {
+                info!(target: LOG_TARGET, node = %pod.node, pod = %pod.name, "stale client deleted");
+                let what = "held on to a driver that is gone and was deleted; its DaemonSet makes it again";
+                self.tell_of_pod(pod, false, what, now);
             }
             Action::Evict(pod) => info!(target: LOG_TARGET, node = %pod.node, pod = %pod.name, "evicted"),
             Action::RestartDriver(restart) => {
@@ -439,6 +438,14 @@ impl Loop {
             }
             _ => {}
         }
+    }
+
+    fn tell_of_pod(&mut self, pod: &PodRef, warning: bool, what: &str, now: Timestamp) {
+        let node = self.store.snapshot.nodes.get(&pod.node);
+        let uid = node.map(|node| node.uid.to_string()).unwrap_or_default();
+        let message = format!("Pod {} {what}", pod.name);
+        let event = Event { warning, reason: COMPONENT.to_owned(), message };
+        self.events.about_node(&pod.node, &uid, &event, now);
     }
 
     fn tell_patch(&mut self, patch: &NodePatch, now: Timestamp) {

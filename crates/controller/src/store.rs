@@ -9,6 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Resource;
+use kube::core::DynamicObject;
 use kube::runtime::watcher::Event;
 use pitcrew_core::api::{DriverPolicy, Rollout};
 use pitcrew_core::names::{NodeName, ObjectName, ResourceVersion, Uid};
@@ -16,7 +17,8 @@ use pitcrew_core::policy::Source;
 use pitcrew_core::snapshot::{Node, Object, Pod, Snapshot};
 use tracing::warn;
 
-use crate::observe::{Kind, Observation, REQUIRED};
+use crate::observe::Observation;
+use crate::scope::{Kind, Scope};
 use crate::{view, wire};
 
 /// How long a GPU Operator counts as live after its Lease was seen renewed, if the Lease does not say.
@@ -25,6 +27,7 @@ const LEASE_SECONDS: i32 = 15;
 /// The facts, and what is known about where they came from.
 pub(crate) struct Store {
     pub(crate) snapshot: Snapshot,
+    scope: Scope,
     tables: BTreeMap<Kind, Table>,
 }
 
@@ -62,16 +65,14 @@ impl Effect {
 }
 
 impl Store {
-    pub(crate) fn new(snapshot: Snapshot) -> Self {
-        Self { snapshot, tables: BTreeMap::new() }
+    pub(crate) fn new(snapshot: Snapshot, scope: Scope) -> Self {
+        Self { snapshot, scope, tables: BTreeMap::new() }
     }
 
     /// Whether the first lists are complete: before that, absence means nothing.
     pub(crate) fn is_complete(&self) -> bool {
-        let optional = [Kind::ClusterPolicy, Kind::NvidiaDriver, Kind::NicClusterPolicy]
-            .into_iter()
-            .filter(|kind| self.tables.contains_key(kind));
-        REQUIRED.into_iter().chain(optional).all(|kind| self.tables.get(&kind).is_some_and(|t| t.listed))
+        let optional = self.scope.optional().filter(|kind| self.tables.contains_key(kind));
+        self.scope.required().chain(optional).all(|kind| self.knows(kind))
     }
 
     /// Whether objects of this kind have been listed.
@@ -106,6 +107,7 @@ impl Store {
                 let (name, claim) = (object_name(&object.metadata), view::claim(&object));
                 store.snapshot.claims.insert(name, claim.clone()).as_ref() != Some(&claim)
             }),
+            Observation::Slice(event) => self.fold_slice(event),
             Observation::DriverPolicy(event) => {
                 self.fold_kind(Kind::DriverPolicy, event, Self::put_driver_policy)
             }
@@ -148,12 +150,10 @@ impl Store {
 
     fn fold_definition(&mut self, event: &Event<impl Resource>) -> Effect {
         let kind = match event {
-            Event::Apply(object) | Event::InitApply(object) => match object.meta().name.as_deref() {
-                Some("clusterpolicies.nvidia.com") => Some(Kind::ClusterPolicy),
-                Some("nvidiadrivers.nvidia.com") => Some(Kind::NvidiaDriver),
-                Some("nicclusterpolicies.mellanox.com") => Some(Kind::NicClusterPolicy),
-                _ => None,
-            },
+            Event::Apply(object) | Event::InitApply(object) => {
+                let name = object.meta().name.as_deref();
+                self.scope.optional().find(|kind| kind.definition() == name)
+            }
             Event::InitDone => {
                 self.tables.entry(Kind::Definition).or_default().listed = true;
                 return Effect::Changed;
@@ -167,6 +167,21 @@ impl Store {
             }
             None => Effect::None,
         }
+    }
+
+    fn fold_slice(&mut self, event: Event<DynamicObject>) -> Effect {
+        let listed = matches!(event, Event::InitDone);
+        let effect = self.fold_kind(Kind::Slice, event, |store, object| {
+            let Some(slice) = view::slice(&object) else { return false };
+            let name = object.metadata.name.unwrap_or_default().into();
+            let slices = store.snapshot.slices.get_or_insert_default();
+            slices.insert(name, slice.clone()).as_ref() != Some(&slice)
+        });
+        if listed {
+            // From now on, none means none.
+            self.snapshot.slices.get_or_insert_default();
+        }
+        effect
     }
 
     fn fold_kind<K: Resource>(
@@ -254,6 +269,7 @@ impl Store {
             Kind::Revision => snapshot.revisions.remove(&known.uid).is_some(),
             Kind::Budget => snapshot.budgets.remove(name).is_some(),
             Kind::Claim => snapshot.claims.remove(name).is_some(),
+            Kind::Slice => snapshot.slices.as_mut().is_some_and(|slices| slices.remove(plain).is_some()),
             Kind::DriverPolicy => {
                 snapshot.sources.driver_policy_status.remove(plain);
                 snapshot.sources.driver_policies.remove(plain).is_some()
@@ -265,7 +281,7 @@ impl Store {
             Kind::Lease => snapshot.gpu_operator.lease.take().is_some(),
             Kind::Deployment => snapshot.gpu_operator.deployments.remove(&deployment_text(name)),
             Kind::Breaker => snapshot.nvsentinel.take().is_some(),
-            Kind::Definition => false,
+            Kind::Definition | Kind::Leader => false,
         }
     }
 
@@ -436,7 +452,8 @@ mod tests {
     }
 
     fn store_with(nodes: &[wire::Node]) -> Store {
-        let mut store = Store::new(Snapshot::new(now(), "gpu-operator"));
+        let scope = Scope::controller(&BTreeSet::new());
+        let mut store = Store::new(Snapshot::new(now(), "gpu-operator"), scope);
         for node in nodes {
             see_node(&mut store, Event::Apply(node.clone()));
         }

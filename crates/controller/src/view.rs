@@ -7,14 +7,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::core::{DynamicObject, Selector};
 use pitcrew_core::api::{ClusterPolicy, Rollout as ApiRollout};
+use pitcrew_core::clients::{ClientKind, fnv};
 use pitcrew_core::contract::{
     CHECKPOINT_REQUESTED_ANNOTATION, CHECKPOINTED_ANNOTATION, CONFIG_DIGEST_ENV, REVISION_LABEL,
     TIMEOUT_ACTION_ANNOTATION, nvsentinel,
 };
 use pitcrew_core::names::{NodeName, ObjectName, ResourceVersion, Uid};
 use pitcrew_core::policy::{ClusterPolicyFacts, Source};
+use pitcrew_core::selector::Labels;
 use pitcrew_core::snapshot::{
-    Budget, Claim, Condition, DaemonSet, Node, NvSentinel, Owner, OwnerKind, Phase, Pod, Rollout,
+    Budget, Claim, Condition, DaemonSet, Node, NvSentinel, Owner, OwnerKind, Phase, Pod, Rollout, Slice,
     TemplateRevision, Trouble,
 };
 use pitcrew_core::version::DriverVersion;
@@ -59,6 +61,8 @@ pub(crate) fn node(object: wire::Node) -> Result<(NodeName, Node), Incomplete> {
     node.ready = is_true(&object.status.conditions, "Ready");
     let repaired = [nvsentinel::REMEDIATION_TAINT, nvsentinel::REMEDIATION_TAINT_TOO];
     node.remediated = object.spec.taints.iter().any(|taint| repaired.contains(&taint.key.as_str()));
+    node.allocatable = extended(object.status.allocatable.iter());
+    node.boot_id = object.status.node_info.boot_id.as_str().into();
     node.conditions =
         object.status.conditions.iter().filter(|c| !is_kubelets(&c.kind)).map(condition).collect();
     Ok((name.into(), node))
@@ -88,19 +92,28 @@ pub(crate) fn pod(object: wire::Pod) -> Result<Pod, Incomplete> {
     let Identity { uid, version, .. } = identity(&metadata)?;
     let annotations = metadata.annotations.take().unwrap_or_default();
     let annotation = |key: &str| annotations.get(key).map(String::as_str);
+    let owner = controller(metadata.owner_references.as_deref()).map(owner);
+    let labels = metadata.labels.take().unwrap_or_default();
+    let first = spec.containers.first().map(|c| c.name.as_str()).unwrap_or_default();
+    let main = status.container_statuses.iter().find(|container| container.name == first);
+    let ready = condition_of(&status.conditions, "Ready").filter(|c| c.status == "True");
     Ok(Pod {
         name: object_name(&metadata),
         uid,
         version,
         node: meant_for(&metadata, &spec).into(),
-        owner: controller(metadata.owner_references.as_deref()).map(owner),
-        revision: metadata.labels.as_ref().and_then(Pod::read_revision),
-        labels: metadata.labels.take().unwrap_or_default(),
+        client: owner.as_ref().and_then(|owner| client(&labels, owner, &spec)),
+        owner,
+        revision: Pod::read_revision(&labels),
+        labels,
         phase: phase(&status.phase),
-        ready: status.phase == "Running" && is_true(&status.conditions, "Ready"),
+        ready: status.phase == "Running" && ready.is_some(),
+        ready_since: ready.and_then(|condition| condition.last_transition_time.as_ref()).map(|time| time.0),
         deleting: metadata.deletion_timestamp.as_ref().map(|time| time.0),
         created: metadata.creation_timestamp.as_ref().map_or(jiff::Timestamp::UNIX_EPOCH, |time| time.0),
-        started: started(&status),
+        started: main.and_then(started),
+        oldest_started: status.container_statuses.iter().filter_map(started).min(),
+        incarnation: main.map_or(0, |container| fnv(0, &container.container_id)),
         resources: extended_resources(&spec),
         claims: claims(&spec, &status),
         runtime_class: spec.runtime_class_name.as_deref().map(Into::into),
@@ -162,7 +175,11 @@ pub(crate) fn claim(object: &DynamicObject) -> Claim {
 }
 
 fn is_true(conditions: &[wire::Condition], kind: &str) -> bool {
-    conditions.iter().any(|condition| condition.kind == kind && condition.status == "True")
+    condition_of(conditions, kind).is_some_and(|condition| condition.status == "True")
+}
+
+fn condition_of<'a>(conditions: &'a [wire::Condition], kind: &str) -> Option<&'a wire::Condition> {
+    conditions.iter().find(|condition| condition.kind == kind)
 }
 
 fn phase(text: &str) -> Phase {
@@ -187,17 +204,45 @@ fn owner(reference: &OwnerReference) -> Owner {
     }
 }
 
-/// When the newest main container started, if all of them run.
-fn started(status: &wire::PodStatus) -> Option<jiff::Timestamp> {
-    let starts =
-        status.container_statuses.iter().map(|c| c.state.running.as_ref()?.started_at.as_ref().map(|t| t.0));
-    starts.collect::<Option<Vec<_>>>()?.into_iter().max()
+/// When a container started, if it runs.
+fn started(container: &wire::ContainerStatus) -> Option<jiff::Timestamp> {
+    container.state.running.as_ref()?.started_at.as_ref().map(|time| time.0)
+}
+
+/// What a DaemonSet's pod is to the driver.
+fn client(labels: &Labels, owner: &Owner, spec: &wire::PodSpec) -> Option<ClientKind> {
+    let image = spec.containers.first().map(|c| c.image.as_str()).unwrap_or_default();
+    let containers: Vec<&str> = spec.containers.iter().map(|c| c.name.as_str()).collect();
+    let daemon = owner.kind == OwnerKind::DaemonSet;
+    daemon.then(|| ClientKind::of(labels, &owner.name, image, &containers)).flatten()
+}
+
+/// A ResourceSlice of one node; `None` for devices that belong to no node.
+pub(crate) fn slice(object: &DynamicObject) -> Option<Slice> {
+    let spec = &object.data["spec"];
+    let pool = &spec["pool"];
+    let devices = spec["devices"].as_array().into_iter().flatten();
+    let version = |device: &Value| {
+        // Before v1beta2 the attributes were one level deeper.
+        let attributes = device.get("attributes").or_else(|| device.pointer("/basic/attributes"))?;
+        attributes.pointer("/driverVersion/version")?.as_str()?.parse().ok()
+    };
+    Some(Slice {
+        node: spec["nodeName"].as_str().filter(|name| !name.is_empty())?.into(),
+        pool: pool["name"].as_str().unwrap_or_default().into(),
+        generation: pool["generation"].as_i64().unwrap_or_default(),
+        count: pool["resourceSliceCount"].as_i64().unwrap_or(1),
+        versions: devices.filter_map(version).collect(),
+    })
 }
 
 /// Resources beyond CPU, memory and the like: their names have a domain. Init containers and sidecars count too.
 fn extended_resources(spec: &wire::PodSpec) -> Vec<(Box<str>, u32)> {
     let containers = spec.containers.iter().chain(&spec.init_containers);
-    let asked = containers.flat_map(|c| c.resources.limits.iter().chain(&c.resources.requests));
+    extended(containers.flat_map(|c| c.resources.limits.iter().chain(&c.resources.requests)))
+}
+
+fn extended<'a>(asked: impl Iterator<Item = (&'a String, &'a IntOrString)>) -> Vec<(Box<str>, u32)> {
     let mut resources: Vec<(Box<str>, u32)> = Vec::new();
     for (name, amount) in asked.filter(|(name, _)| name.contains('/')) {
         let amount = match amount {

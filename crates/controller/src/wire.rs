@@ -61,9 +61,20 @@ pub(crate) struct Taint {
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct NodeStatus {
     #[serde(default)]
     pub(crate) conditions: Vec<Condition>,
+    #[serde(default)]
+    pub(crate) allocatable: BTreeMap<String, IntOrString>,
+    #[serde(default)]
+    pub(crate) node_info: NodeInfo,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct NodeInfo {
+    #[serde(default, rename = "bootID")]
+    pub(crate) boot_id: String,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -74,6 +85,8 @@ pub(crate) struct Condition {
     pub(crate) status: String,
     #[serde(default)]
     pub(crate) last_heartbeat_time: Option<Time>,
+    #[serde(default)]
+    pub(crate) last_transition_time: Option<Time>,
     #[serde(default)]
     pub(crate) reason: String,
     #[serde(default)]
@@ -121,6 +134,8 @@ pub(crate) struct ClaimRef {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Container {
+    #[serde(default)]
+    pub(crate) name: String,
     #[serde(default)]
     pub(crate) image: String,
     #[serde(default)]
@@ -178,6 +193,8 @@ pub(crate) struct PodStatus {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ContainerStatus {
     pub(crate) name: String,
+    #[serde(default, rename = "containerID")]
+    pub(crate) container_id: String,
     #[serde(default)]
     pub(crate) restart_count: u32,
     #[serde(default)]

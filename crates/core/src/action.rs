@@ -204,6 +204,8 @@ pub enum DeleteWhy {
     TimedOut,
     /// A validator that proved the driver before this one.
     StaleValidator,
+    /// A client that holds on to the driver before this one.
+    StaleClient,
 }
 
 /// The point of no return: the driver pod is deleted, after one more look.

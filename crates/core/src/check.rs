@@ -7,7 +7,8 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::action::{Action, NodePatch, RestartDriver};
+use crate::action::{Action, DeleteWhy, NodePatch, PodRef, RestartDriver};
+use crate::api::Refresh;
 use crate::contract::{HEALTH_HOLD_ANNOTATION, State, VISIT_ANNOTATION};
 use crate::health::Shield;
 use crate::names::{NodeName, PoolName};
@@ -32,7 +33,7 @@ pub struct Violation {
 /// The promises (the numbers are those of `docs/promises.md`).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Promise {
-    /// S1: pods are taken off only nodes that we own and that are cordoned.
+    /// S1: pods are taken off only nodes that we own and that are cordoned; stale driver clients apart.
     OnlyOwnNodes,
     /// S2: only our own cordon is lifted, and only after validation.
     OnlyOwnCordon,
@@ -82,7 +83,7 @@ pub fn violations(snapshot: &Snapshot, plan: &Plan) -> Vec<Violation> {
                 action,
             }));
         };
-        report(Promise::OnlyOwnNodes, foreign_nodes(snapshot, &mine));
+        report(Promise::OnlyOwnNodes, foreign_nodes(snapshot, policy, &mine));
         report(Promise::StandsStill, restless(done, &mine));
         if let Some(policy) = policy {
             report(Promise::OnlyOwnCordon, foreign_cordons(snapshot, policy, &mine));
@@ -127,7 +128,7 @@ fn visit<'a>(snapshot: &'a Snapshot, node: &NodeName) -> Option<&'a Visit> {
 
 type Broken = Vec<(usize, NodeName)>;
 
-fn foreign_nodes(snapshot: &Snapshot, mine: &[(usize, &Action)]) -> Broken {
+fn foreign_nodes(snapshot: &Snapshot, policy: Option<&Policy>, mine: &[(usize, &Action)]) -> Broken {
     let touches_pods = |action: &Action| {
         matches!(
             action,
@@ -137,7 +138,15 @@ fn foreign_nodes(snapshot: &Snapshot, mine: &[(usize, &Action)]) -> Broken {
     let ours = |node: &NodeName| {
         visit(snapshot, node).is_some() && snapshot.nodes.get(node).is_some_and(|n| n.unschedulable)
     };
-    let broken = mine.iter().filter(|(_, action)| touches_pods(action));
+    // A client that its DaemonSet makes again may be replaced under running work, where the policy says so.
+    let always = policy.is_some_and(|policy| policy.clients.refresh == Refresh::Always);
+    let replaceable = |pod: &PodRef| {
+        let pod = snapshot.pods.get(&pod.node).and_then(|pods| pods.get(&pod.name));
+        always && pod.is_some_and(Pod::is_daemon)
+    };
+    let is_refresh =
+        |action: &Action| matches!(action, Action::Delete(pod, DeleteWhy::StaleClient) if replaceable(pod));
+    let broken = mine.iter().filter(|(_, action)| touches_pods(action) && !is_refresh(action));
     broken
         .filter_map(|(i, action)| action.node().filter(|node| !ours(node)).map(|node| (*i, node.clone())))
         .collect()

@@ -15,6 +15,8 @@
 //! | [`policy`] | what the user wants, resolved from whichever source says it |
 //! | [`snapshot`] | the facts: nodes, pods, DaemonSets, budgets, what is in flight |
 //! | [`visit`] | the record that pitcrew keeps on a node while it owns it |
+//! | [`health`] | keeping health systems off a node for a while |
+//! | [`clients`] | who keeps a handle on the driver, and whose is stale |
 //! | [`mod@plan`] | the walk of a node, one file per step; the slot ledger |
 //! | [`reason`] | why a node is where it is |
 //! | [`action`] | every effect that pitcrew may cause |
@@ -23,6 +25,7 @@
 pub mod action;
 pub mod api;
 pub mod check;
+pub mod clients;
 pub mod contract;
 pub mod health;
 pub mod names;

@@ -187,6 +187,20 @@ pub enum Reason {
         /// When that becomes a failure.
         until: Timestamp,
     },
+    /// The driver's clients are on their way back.
+    ClientsComeBack {
+        /// What is missing.
+        found: Finding,
+        /// When that becomes a failure.
+        until: Timestamp,
+    },
+    /// In service, but a client holds on to a driver that is gone.
+    ClientsStale {
+        /// Which, and why.
+        found: Finding,
+        /// The policy says that it is replaced without anybody's doing.
+        by_itself: bool,
+    },
     /// The new driver has to prove itself.
     Validating {
         /// What is missing.
@@ -285,6 +299,8 @@ impl Reason {
             Reason::CannotBeEmptied { .. } => "cannot-be-emptied",
             Reason::DriverStopping { .. } => "driver-stopping",
             Reason::DriverStarting { .. } => "driver-starting",
+            Reason::ClientsComeBack { .. } => "clients-come-back",
+            Reason::ClientsStale { .. } => "clients-stale",
             Reason::Validating { .. } => "validating",
             Reason::Paused => "paused",
             Reason::Failed { .. } | Reason::FailedWithoutRecord => "failed",
@@ -317,7 +333,9 @@ impl Reason {
             | Reason::PodsLeaving { .. }
             | Reason::DriverStopping { .. }
             | Reason::DriverStarting { .. }
+            | Reason::ClientsComeBack { .. }
             | Reason::Validating { .. } => Kind::Moving,
+            Reason::ClientsStale { by_itself: true, .. } => Kind::Waiting,
             Reason::RevisionPending { .. }
             | Reason::NoDriverPod { .. }
             | Reason::NoSlot { .. }
@@ -326,6 +344,7 @@ impl Reason {
             | Reason::Conflict => Kind::Waiting,
             Reason::Paused | Reason::Skipped { .. } | Reason::Aborted { .. } => Kind::Paused,
             Reason::DriverNotReady { .. }
+            | Reason::ClientsStale { by_itself: false, .. }
             | Reason::NodeNotReady { .. }
             | Reason::Quarantined { .. }
             | Reason::BreakerTripped
@@ -341,6 +360,11 @@ impl Reason {
             | Reason::VisitUnreadable { .. } => Kind::Blocked,
             Reason::Failed { .. } | Reason::FailedWithoutRecord => Kind::Failed,
         }
+    }
+
+    /// Clients of a node in service are replaced.
+    pub(crate) fn is_refresh(&self) -> bool {
+        matches!(self, Reason::ClientsStale { .. })
     }
 
     /// The pod that keeps the node from being emptied.
@@ -363,6 +387,7 @@ impl Reason {
             Reason::Checkpointing { until, .. }
             | Reason::DriverStopping { until, .. }
             | Reason::DriverStarting { until, .. }
+            | Reason::ClientsComeBack { until, .. }
             | Reason::Validating { until, .. } => Some(*until),
             Reason::ApiError { retry_at, .. } => Some(*retry_at),
             _ => None,
@@ -424,7 +449,9 @@ impl fmt::Display for Reason {
             Reason::CannotBeEmptied { found } => write!(f, "cannot be emptied: {found}"),
             Reason::DriverStopping { pod, .. } => write!(f, "old driver pod {pod} is stopping"),
             Reason::DriverStarting { pod, says, .. } => write!(f, "driver pod {pod} starts: {says}"),
-            Reason::Validating { found, .. } => found.fmt(f),
+            Reason::ClientsComeBack { found, .. }
+            | Reason::ClientsStale { found, .. }
+            | Reason::Validating { found, .. } => found.fmt(f),
             Reason::Paused => f.write_str("paused: autoUpgrade is false"),
             Reason::Failed { cause } => cause.fmt(f),
             Reason::FailedWithoutRecord => f.write_str(

@@ -10,6 +10,7 @@ use kube::core::Selector;
 use serde_json::Value;
 
 use crate::api::{DriverPolicySpec, DriverPolicyStatus, RolloutSpec, RolloutStatus};
+use crate::clients::ClientKind;
 use crate::contract::{
     HEALTH_HOLD_ANNOTATION, LAST_VISIT_ANNOTATION, REVISION_LABEL, State, VISIT_ANNOTATION, is_relevant,
 };
@@ -31,7 +32,7 @@ pub struct Snapshot {
     pub nodes: BTreeMap<NodeName, Node>,
     /// Pods that are bound to a node, by node.
     pub pods: BTreeMap<NodeName, BTreeMap<ObjectName, Pod>>,
-    /// DaemonSets of driver namespaces, by UID.
+    /// DaemonSets, by UID.
     pub daemon_sets: BTreeMap<Uid, DaemonSet>,
     /// Template revisions, by UID of the revision object.
     pub revisions: BTreeMap<Uid, TemplateRevision>,
@@ -39,6 +40,8 @@ pub struct Snapshot {
     pub budgets: BTreeMap<ObjectName, Budget>,
     /// Resource claims (DRA).
     pub claims: BTreeMap<ObjectName, Claim>,
+    /// What NVIDIA's DRA driver offers, by name; `None`: nobody can tell.
+    pub slices: Option<BTreeMap<Box<str>, Slice>>,
     /// Policy objects.
     pub sources: Sources,
     /// Rollouts so far.
@@ -53,6 +56,8 @@ pub struct Snapshot {
     pub setbacks: BTreeMap<Object, Setback>,
     /// Evictions that were accepted and whose deletion has not been seen yet.
     pub leaving: BTreeMap<Uid, Timestamp>,
+    /// Driver clients are looked after, if the policy says so.
+    pub refreshes_clients: bool,
     /// The node on which this process runs, if it runs on one.
     pub own_node: Option<NodeName>,
     /// Since when this process leads. Deadlines do not fire before it has tried once.
@@ -71,6 +76,7 @@ impl Snapshot {
             revisions: BTreeMap::new(),
             budgets: BTreeMap::new(),
             claims: BTreeMap::new(),
+            slices: None,
             sources: Sources::default(),
             rollouts: BTreeMap::new(),
             gpu_operator: GpuOperator::default(),
@@ -78,6 +84,7 @@ impl Snapshot {
             in_flight: BTreeMap::new(),
             setbacks: BTreeMap::new(),
             leaving: BTreeMap::new(),
+            refreshes_clients: true,
             own_node: None,
             leading_since: now,
         }
@@ -112,6 +119,10 @@ pub struct Node {
     pub ready: bool,
     /// Conditions that others than the kubelet set.
     pub conditions: Vec<Condition>,
+    /// Extended resources that it offers, with the amount.
+    pub allocatable: Vec<(Box<str>, u32)>,
+    /// Differs after each boot.
+    pub boot_id: Box<str>,
     /// It has the taint of somebody who repairs it.
     pub remediated: bool,
     /// The visit record, taken apart once on arrival …
@@ -139,6 +150,8 @@ impl Node {
             unschedulable: false,
             ready: true,
             conditions: Vec::new(),
+            allocatable: Vec::new(),
+            boot_id: "".into(),
             remediated: false,
         };
         node.read_annotations();
@@ -173,6 +186,11 @@ impl Node {
         // One that nobody can read says nothing; it is written anew by the next visit.
         self.last_visit = text(LAST_VISIT_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
         self.health_hold = text(HEALTH_HOLD_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
+    }
+    /// How many devices it offers, as far as `counts` says that they are some.
+    pub fn devices(&self, counts: impl Fn(&str) -> bool) -> u32 {
+        let amounts = self.allocatable.iter().filter(|(name, _)| counts(name)).map(|(_, amount)| *amount);
+        amounts.fold(0, u32::saturating_add)
     }
     /// Takes no new work, for whatever cause.
     pub fn is_out(&self) -> bool {
@@ -224,8 +242,16 @@ pub struct Pod {
     pub deleting: Option<Timestamp>,
     /// When it was made.
     pub created: Timestamp,
-    /// When its newest container started, if all main containers run.
+    /// When its first container started, while that runs.
     pub started: Option<Timestamp>,
+    /// When the oldest of its running main containers started.
+    pub oldest_started: Option<Timestamp>,
+    /// Since when it is Ready.
+    pub ready_since: Option<Timestamp>,
+    /// Differs each time its first container starts again.
+    pub incarnation: u64,
+    /// What it is to the driver, if it is a known client.
+    pub client: Option<ClientKind>,
     /// Extended resources that any of its containers asks for, with the amount.
     pub resources: Vec<(Box<str>, u32)>,
     /// The resource claims (DRA) that it uses, in its namespace.
@@ -270,6 +296,10 @@ impl Pod {
             deleting: None,
             created: Timestamp::UNIX_EPOCH,
             started: None,
+            oldest_started: None,
+            ready_since: None,
+            incarnation: 0,
+            client: None,
             resources: vec![],
             claims: vec![],
             runtime_class: None,
@@ -358,7 +388,7 @@ impl Trouble {
     }
 }
 
-/// A DaemonSet in a driver's namespace.
+/// A DaemonSet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DaemonSet {
     /// Its name.
@@ -423,6 +453,21 @@ impl Budget {
 pub struct Claim {
     /// The DRA drivers that have allocated devices to it, for use (not for administration).
     pub drivers: BTreeSet<String>,
+}
+
+/// One ResourceSlice of NVIDIA's DRA driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// The node whose devices it lists.
+    pub node: NodeName,
+    /// The pool that it is a part of.
+    pub pool: Box<str>,
+    /// The newest generation of a pool counts.
+    pub generation: i64,
+    /// How many slices that has.
+    pub count: i64,
+    /// The driver versions that its devices tell.
+    pub versions: BTreeSet<DriverVersion>,
 }
 
 /// Policy objects, by name.

@@ -28,8 +28,22 @@ pub struct Visit {
     /// What was set on the node and is put back at the end.
     #[serde(default)]
     pub holds: Holds,
+    /// What the node had when the visit began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<Before>,
     /// The walk of each driver.
     pub drivers: BTreeMap<DriverName, Walk>,
+}
+
+/// What a node had before its driver was touched, and must have again.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Before {
+    /// The DaemonSets of the driver's clients.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clients: Vec<ObjectName>,
+    /// Devices that it offered.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub devices: u32,
 }
 
 /// What was set on the node for the visit.
@@ -139,6 +153,16 @@ pub enum Cause {
         /// The limit.
         seconds: i64,
     },
+    /// A client of the driver did not come back in time.
+    ClientNotBack {
+        /// Its DaemonSet.
+        client: ObjectName,
+        /// What was the matter with it.
+        #[serde(flatten)]
+        found: Finding,
+        /// The limit.
+        seconds: i64,
+    },
     /// Validation did not pass in time.
     NotValidated {
         /// What was missing.
@@ -156,6 +180,7 @@ impl Cause {
             Cause::PodsCannotLeave { found }
             | Cause::PodsDidNotLeave { found, .. }
             | Cause::DriverNotReady { found, .. }
+            | Cause::ClientNotBack { found, .. }
             | Cause::NotValidated { found, .. } => found,
         }
     }
@@ -170,6 +195,9 @@ impl fmt::Display for Cause {
             }
             Cause::DriverNotReady { found, seconds } => {
                 write!(f, "driver pod not ready after {seconds} s: {found}")
+            }
+            Cause::ClientNotBack { client, found, seconds } => {
+                write!(f, "driver client daemonset/{client} not back after {seconds} s: {found}")
             }
             Cause::NotValidated { found, seconds } => write!(f, "not validated after {seconds} s: {found}"),
         }
@@ -270,7 +298,14 @@ impl Visit {
         driver: DriverName,
         walk: Walk,
     ) -> Self {
-        Self { v: FORMAT, rollout, since: now, holds, drivers: BTreeMap::from([(driver, walk)]) }
+        Self {
+            v: FORMAT,
+            rollout,
+            since: now,
+            holds,
+            before: None,
+            drivers: BTreeMap::from([(driver, walk)]),
+        }
     }
 
     /// Whether something that was made then was there when the visit began. The API counts in whole seconds.

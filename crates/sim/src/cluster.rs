@@ -2,6 +2,7 @@
 //!
 //! What runs in it sees only `kube::Client`s and a clock, so scenarios, demo and benchmarks are written once.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -114,7 +115,8 @@ impl Cluster {
 /// A controller for the simulated fleet, not started yet.
 pub fn controller(client: Client, clock: Clock, identity: &str, own_node: Option<&str>) -> Controller {
     let (namespace, identity) = (NAMESPACE.to_owned(), identity.to_owned());
-    Controller::new(client, Config { namespace, identity, own_node: own_node.map(Into::into), clock })
+    let (own_node, disabled) = (own_node.map(Into::into), BTreeSet::new());
+    Controller::new(client, Config { namespace, identity, own_node, clock, disabled })
 }
 
 /// Installs what `pitcrew crd` prints; what is there already stays as it is.

@@ -48,6 +48,9 @@ pub struct DriverPolicySpec {
     /// How pitcrew shares a node with health systems.
     #[serde(default)]
     pub health: HealthSpec,
+    /// What happens to pods that keep a handle on the driver.
+    #[serde(default)]
+    pub clients: ClientsSpec,
 }
 
 /// The driver: its name, its DaemonSets, who uses it, who validates it.
@@ -331,6 +334,69 @@ impl Default for HealthSpec {
     }
 }
 
+/// What happens to pods that keep a handle on the driver: the DRA kubelet plugin, the operator's operands, others.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct ClientsSpec {
+    /// When stale ones are replaced.
+    #[serde(default)]
+    pub refresh: Refresh,
+    /// How long each may take to come back.
+    #[serde(default = "default_client_timeout")]
+    #[x_kube(validation = ("self.matches('^([0-9]+(d|h|m|s))+$')", "clients.timeout must be a duration such as 5m"))]
+    pub timeout: String,
+    /// Clients that pitcrew does not know by itself.
+    #[serde(default)]
+    #[schemars(length(max = 32))]
+    pub extra: Vec<ExtraClientSpec>,
+}
+
+/// When stale clients are replaced.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
+pub enum Refresh {
+    /// During a visit, before validation.
+    #[default]
+    Visit,
+    /// Also when a driver restarted outside of any visit, a few nodes at a time.
+    Always,
+    /// Never, and nobody waits for them.
+    Off,
+}
+
+/// A client that pitcrew does not know by itself. Only pods of DaemonSets are touched.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct ExtraClientSpec {
+    /// The label selector that finds its pods.
+    #[schemars(length(max = 1000))]
+    #[x_kube(validation = ("self.size() > 0", "clients.extra.selector must not be empty: it would select every pod"))]
+    pub selector: String,
+    /// Only in these namespaces. Empty: in all.
+    #[serde(default)]
+    #[schemars(length(max = 32))]
+    pub namespaces: Vec<String>,
+    /// Who has a lower number comes back first. The DRA kubelet plugin has 0, the container toolkit 1, other operands 2.
+    #[serde(default = "default_client_order")]
+    pub order: u32,
+    /// It waits for the driver's files before it starts, as the operator's operands do.
+    #[serde(default)]
+    pub waits_for_driver: bool,
+    /// The node fails if it does not come back. Otherwise it goes on without it.
+    #[serde(default = "default_true")]
+    pub required: bool,
+    /// How long it may take to come back. Not set: as the others.
+    #[schemars(length(max = 20))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = ("self.matches('^([0-9]+(d|h|m|s))+$')", "clients.extra.timeout must be a duration such as 5m"))]
+    pub timeout: Option<String>,
+}
+
+impl Default for ClientsSpec {
+    fn default() -> Self {
+        Self { refresh: Refresh::default(), timeout: default_client_timeout(), extra: Vec::new() }
+    }
+}
+
 /// What the controller makes of a policy.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -375,6 +441,15 @@ fn default_conditions() -> Vec<String> {
 }
 fn default_watch_after() -> String {
     "10m".to_owned()
+}
+fn default_client_timeout() -> String {
+    "5m".to_owned()
+}
+fn default_client_order() -> u32 {
+    10
+}
+fn default_true() -> bool {
+    true
 }
 fn default_blocked_after() -> String {
     "2h".to_owned()

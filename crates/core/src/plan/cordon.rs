@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use super::health;
 use super::members::{Freshness, Member};
 use super::patch::{base_patch, go, warning};
 use super::pool::View;
 use super::walk::{Decision, revision_pending};
+use super::{clients, health};
 use crate::action::{Action, NodePatch};
 use crate::contract::{KEEP_CORDONED_LABEL, RELEASED_ANNOTATION, SCALE_DOWN_HOLDS, State, VISIT_ANNOTATION};
 use crate::health::cordoned_by_nvsentinel;
@@ -32,7 +32,13 @@ pub(super) fn cordon(view: &View<'_>, member: &Member<'_>, visit: Option<(&Visit
     let replace = member.pod.filter(|_| member.requested).map(|pod| pod.uid.clone()).or(walk.replace.clone());
     let walk = Walk { replace, ..walk };
     let since = visit.map_or(now, |(visit, _)| visit.since);
-    let visit = Visit::begin(view.rollout.clone(), since, holds, view.policy.driver.clone(), walk);
+    let before = match visit {
+        // What was there before the first attempt counts.
+        Some((Visit { before: Some(before), .. }, _)) => Some(before.clone()),
+        _ => clients::before(view, member),
+    };
+    let mut visit = Visit::begin(view.rollout.clone(), since, holds, view.policy.driver.clone(), walk);
+    visit.before = before;
     patch.annotations.set(VISIT_ANNOTATION, Some(visit.to_text()));
     for done_with in [view.policy.keys.requested.as_str(), RELEASED_ANNOTATION] {
         if member.node.annotations.contains_key(done_with) {

@@ -11,11 +11,14 @@
 //!  leaving.rs       … work leaves the node
 //!  removal.rs       … which pods, and whether they may
 //!  restart.rs       … replacing its driver pod
+//!  clients.rs       … bringing the driver's clients back
 //!  validation.rs    … proving the new driver
 //!  patch.rs         … the one write of each transition
 //!  rollout.rs     what to say about the pool as a whole
+//!  refresh.rs     the clients of every node, for somebody who looks after nothing else
 //! ```
 
+mod clients;
 mod cordon;
 mod health;
 mod leaving;
@@ -23,6 +26,7 @@ mod ledger;
 mod members;
 mod patch;
 mod pool;
+mod refresh;
 mod removal;
 mod restart;
 mod rollout;
@@ -38,6 +42,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 
 pub use ledger::Ledger;
+pub use refresh::{ClientFacts, NodeClients, Outcome, client_survey};
 pub use removal::uses_device;
 pub use rollout::newest_rollout;
 

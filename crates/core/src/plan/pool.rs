@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::health;
 use super::ledger::{Candidate, Ledger};
 use super::members::{Freshness, Member, Start, members};
 use super::removal::BudgetBook;
 use super::start::{Hopeless, may_start};
 use super::walk::{self, Decision};
 use super::{Plan, PoolPlan, PoolStatus, Verdict};
+use super::{clients, health};
 use crate::action::Action;
 use crate::api::Mode;
 use crate::contract::{RELEASED_ANNOTATION, State};
@@ -37,9 +37,44 @@ pub(super) struct View<'a> {
     pub(super) aborted: Option<String>,
     /// Budgets that will not let a pod go, whatever happens.
     pub(super) hopeless: Hopeless<'a>,
+    /// DaemonSets that third parties have put under the driver's switch.
+    pub(super) third_parties: BTreeSet<&'a Uid>,
+    /// Some clients are not known by their kind alone.
+    pub(super) knows_others: bool,
 }
 
 impl<'a> View<'a> {
+    /// A pool as it is seen in a pass over `pools`, and its DaemonSets.
+    pub(super) fn of(
+        snapshot: &'a Snapshot,
+        pool: &'a Pool,
+        policy: &'a Policy,
+        pools: &'a [Pool],
+    ) -> (Self, Vec<&'a DaemonSet>) {
+        let daemon_sets = daemon_sets(snapshot, policy);
+        let targets = targets(snapshot, &daemon_sets);
+        let rollout = super::rollout::current(snapshot, pool, &target_map(&targets, &daemon_sets));
+        let others = pools.iter().filter(|other| other.name != pool.name);
+        let others = others.filter_map(|other| other.policy.as_ref().ok());
+        let (siblings, rivals) = others.partition(|other| other.driver == pool.driver);
+        let is_aborted = |name: &String| snapshot.rollouts.get(name).is_some_and(|r| r.spec.abort);
+        let third_parties = clients::third_parties(snapshot);
+        let view = Self {
+            snapshot,
+            pool,
+            policy,
+            targets,
+            aborted: rollout.clone().filter(is_aborted),
+            rollout,
+            rivals,
+            siblings,
+            hopeless: Hopeless::of(&snapshot.budgets),
+            knows_others: !third_parties.is_empty() || !policy.clients.extra.is_empty(),
+            third_parties,
+        };
+        (view, daemon_sets)
+    }
+
     /// Whether a pod keeps the device busy.
     pub(super) fn uses_device(&self, pod: &Pod) -> bool {
         super::uses_device(&self.policy.devices, pod, &self.snapshot.claims)
@@ -91,6 +126,17 @@ impl<'a> Pass<'a> {
     }
 }
 
+/// Outside of visits, clients are replaced on a few nodes at a time.
+fn spend(refreshes: &mut usize, member: &Member<'_>, decision: &mut Decision) {
+    if member.walk().is_some() || decision.actions.is_empty() || !decision.reason.is_refresh() {
+        return;
+    }
+    match refreshes.checked_sub(1) {
+        Some(left) => *refreshes = left,
+        None => decision.actions.clear(),
+    }
+}
+
 /// Plans one pool: verdicts for its nodes, actions into `plan`.
 pub(super) fn plan_pool<'a>(
     snapshot: &'a Snapshot,
@@ -113,26 +159,19 @@ pub(super) fn plan_pool<'a>(
         Ok(policy) => policy,
         Err(problem) => return empty(PoolStatus::Frozen(format!("{}: {problem}", pool.source))),
     };
-    let daemon_sets = daemon_sets(snapshot, policy);
-    let targets = targets(snapshot, &daemon_sets);
-    let target = target_map(&targets, &daemon_sets);
-    let rollout = super::rollout::current(snapshot, pool, &target);
-    let others = pass.pools.iter().filter(|other| other.name != pool.name);
-    let others = others.filter_map(|other| other.policy.as_ref().ok());
-    let (siblings, rivals) = others.partition(|other| other.driver == pool.driver);
-    let aborted = rollout.clone().filter(|name| snapshot.rollouts.get(name).is_some_and(|r| r.spec.abort));
-    let hopeless = Hopeless::of(&snapshot.budgets);
-    let view = View { snapshot, pool, policy, targets, rollout, rivals, siblings, aborted, hopeless };
+    let (view, daemon_sets) = View::of(snapshot, pool, policy, pass.pools);
     let status = status(&view, &daemon_sets, plan);
     let (members, ledger) = muster(&view, &daemon_sets, &pass.claims, &status);
 
     let mut result = empty(status);
     let mut verdicts = Vec::with_capacity(members.len());
     plan.actions.reserve(ledger.granted.len() + ledger.moving);
+    let mut refreshes = clients::allowance(&view);
     for member in &members {
         let conflict = pass.claims.get(&(&pool.driver, member.name));
         let mut decision = walk::decide(&view, member, &ledger, &result.status, conflict, &mut pass.budgets);
         pass.one_write(member.name, &mut decision);
+        spend(&mut refreshes, member, &mut decision);
         let Decision { reason, actions, wake_at } = decision;
         plan.actions.extend(actions);
         // What is due already does not become due again: whatever keeps it waiting will wake us.
@@ -156,7 +195,7 @@ pub(super) fn plan_pool<'a>(
     result.nodes = verdicts.into_iter().collect();
     result.ledger = ledger;
     result.version = daemon_sets.iter().find_map(|ds| ds.driver_version.clone());
-    result.target = target;
+    result.target = target_map(&view.targets, &daemon_sets);
     result
 }
 

@@ -1,5 +1,6 @@
 //! `validation-required`: the new driver proves itself, within `limits.validation`. A failure stays one (W1).
 
+use super::clients;
 use super::members::{Freshness, Member};
 use super::patch::go;
 use super::pool::View;
@@ -9,15 +10,20 @@ use crate::action::{Action, DeleteWhy};
 use crate::contract::State;
 use crate::reason::Reason;
 use crate::snapshot::{Object, Pod};
-use crate::visit::{Cause, Finding, Walk};
+use crate::visit::{Cause, Finding, Visit, Walk};
 
-pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
+pub(super) fn step(view: &View<'_>, member: &Member<'_>, (visit, walk): (&Visit, &Walk)) -> Decision {
     let limit = view.policy.limits.validation;
     let until = deadline(view, walk, limit);
     if member.sync == Freshness::Outdated || member.waits_for_load {
         // A newer version came, or the driver starts once more, after a reboot perhaps.
         let back = State::PodRestartRequired;
         return go(view, member, back, Some(walk.enter(back, view.snapshot.now)));
+    }
+    // A validator that looks while the clients are away finds nothing.
+    let ready = member.node.ready && member.driver_ready && member.sync == Freshness::InSync;
+    if ready && let Some(decision) = clients::come_back(view, member, visit, walk, until) {
+        return decision;
     }
     let (found, stale) = match missing(view, member) {
         Missing::Nothing => {

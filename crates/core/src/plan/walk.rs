@@ -12,7 +12,7 @@ use super::patch::{base_patch, go, record_patch, rewrite};
 use super::pool::View;
 use super::removal::BudgetBook;
 use super::start::other_driver;
-use super::{PoolStatus, health, leaving, restart, validation};
+use super::{PoolStatus, clients, health, leaving, restart, validation};
 use crate::action::{Action, Changes, NodePatch};
 use crate::contract::State;
 use crate::names::RevisionHash;
@@ -153,7 +153,9 @@ fn compare(view: &View<'_>, member: &Member<'_>, state: State) -> Decision {
         Freshness::InSync | Freshness::Orphaned if member.driver_ready && state == State::Unknown => {
             go(view, member, State::UpgradeDone, None)
         }
-        Freshness::InSync | Freshness::Orphaned if member.driver_ready => announce_ourselves(view, member),
+        Freshness::InSync | Freshness::Orphaned if member.driver_ready => {
+            clients::in_service(view, member).unwrap_or_else(|| announce_ourselves(view, member))
+        }
         Freshness::InSync | Freshness::Orphaned => {
             let pod = member.pod.map(|pod| (pod.name.clone(), restart::says(pod)));
             pod.map_or_else(
@@ -241,7 +243,7 @@ fn during_visit(
         State::PodDeletionRequired => leaving::take_pods_off(view, member, (visit, walk), budgets),
         State::DrainRequired => leaving::drain(view, member, (visit, walk), budgets),
         State::PodRestartRequired => restart::step(view, member, walk),
-        State::ValidationRequired => validation::step(view, member, walk),
+        State::ValidationRequired => validation::step(view, member, (visit, walk)),
         State::UncordonRequired => release(view, member, visit, walk),
         State::UpgradeFailed => failed(view, member, walk),
         // A visit ends with the write that says done; a record that says otherwise was made by hand.

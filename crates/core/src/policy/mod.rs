@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 pub use amount::{Amount, BadAmount};
 pub use resolve::{ClusterPolicyFacts, resolve};
 
-use crate::api::{EffectiveValue, Mode, NvSentinelMode, OnBlocked, TimeoutAction};
+use crate::api::{EffectiveValue, Mode, NvSentinelMode, OnBlocked, Refresh, TimeoutAction};
 use crate::contract::Keys;
 use crate::names::{DriverName, PoolName};
 use crate::selector::Labels;
@@ -141,6 +141,8 @@ pub struct Policy {
     pub limits: Limits,
     /// How the node is shared with health systems.
     pub health: Health,
+    /// What happens to the driver's clients.
+    pub clients: Clients,
     /// Each value and where it comes from.
     pub effective: BTreeMap<String, EffectiveValue>,
 }
@@ -269,4 +271,42 @@ pub struct Health {
     pub conditions: Vec<String>,
     /// How long a node is watched after its visit.
     pub watch_after: SignedDuration,
+}
+
+/// What happens to the driver's clients.
+#[derive(Clone, Debug)]
+pub struct Clients {
+    /// When stale ones are replaced.
+    pub refresh: Refresh,
+    /// How long each may take to come back.
+    pub timeout: SignedDuration,
+    /// Those of NVIDIA's GPU driver count.
+    pub nvidia: bool,
+    /// Those that the policy adds.
+    pub extra: Vec<ExtraClient>,
+}
+
+/// A client that a policy adds.
+#[derive(Clone, Debug)]
+pub struct ExtraClient {
+    /// Which pods.
+    pub selector: Selector,
+    /// Only there; empty: everywhere.
+    pub namespaces: Vec<String>,
+    /// Who has a lower number comes back first.
+    pub order: u32,
+    /// It waits for the driver's files before it starts.
+    pub gated: bool,
+    /// The node fails without it.
+    pub required: bool,
+    /// How long it may take.
+    pub timeout: SignedDuration,
+}
+
+impl ExtraClient {
+    /// Whether a pod is one of them.
+    pub fn selects(&self, pod: &Pod) -> bool {
+        let here = self.namespaces.is_empty() || self.namespaces.iter().any(|n| **n == *pod.name.namespace);
+        here && self.selector.matches(&pod.labels)
+    }
 }

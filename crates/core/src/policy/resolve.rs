@@ -12,11 +12,12 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    Amount, Checkpoint, Devices, Drain, Health, Limits, Pattern, Policy, Pool, Problem, Removal, Source, Wait,
+    Amount, Checkpoint, Clients, Devices, Drain, ExtraClient, Health, Limits, Pattern, Policy, Pool, Problem,
+    Removal, Source, Wait,
 };
 use crate::api::{
-    DevicesSpec, DriverPolicySpec, DriverSpec, EffectiveValue, HealthSpec, LimitsSpec, Mode, PodDeletionSpec,
-    TimeoutAction, UpgradePolicySpec,
+    ClientsSpec, DevicesSpec, DriverPolicySpec, DriverSpec, EffectiveValue, ExtraClientSpec, HealthSpec,
+    LimitsSpec, Mode, PodDeletionSpec, TimeoutAction, UpgradePolicySpec,
 };
 use crate::contract::{DEFAULT_LABEL_DOMAIN, DRIVER_OWNER_LABEL, Keys, TIMEOUT_ACTION_ANNOTATION};
 use crate::names::DriverName;
@@ -34,7 +35,8 @@ const OFED: &str = "ofed";
 /// The Network Operator labels its driver DaemonSets and pods with this key, in whatever namespace it runs.
 const OFED_DAEMON_SETS: &str = "nvidia.com/ofed-driver";
 const OFED_NAMESPACE: &str = "nvidia-network-operator";
-const GPU_CLAIM_DRIVER: &str = "gpu.nvidia.com";
+/// A compute domain spans nodes, but whoever holds a part of it uses this node's GPUs.
+const GPU_CLAIM_DRIVERS: [&str; 2] = ["gpu.nvidia.com", "compute-domain.nvidia.com"];
 const GPU_RESOURCES: [&str; 2] = ["nvidia.com/gpu*", "nvidia.com/mig-*"];
 
 /// The pools of this cluster, in order of their names. DriverPolicies rule their drivers; the operators' own objects rule
@@ -94,7 +96,12 @@ fn from_driver_policy(
         let inherited = renderer.map(|renderer| inherited_from(&renderer, sources)).transpose()?;
         let mut values = Values::new(source.to_string(), inherited);
         let upgrade = values.upgrade(&spec.upgrade_policy, Defaults::DRIVER_POLICY)?;
-        let rules = Rules { limits: limits(&spec.limits)?, health: health(&spec.health)? };
+        let nvidia = spec.driver.name == GPU;
+        let rules = Rules {
+            limits: limits(&spec.limits)?,
+            health: health(&spec.health)?,
+            clients: clients(&spec.clients, nvidia)?,
+        };
         Ok(Policy {
             node_selector: spec.node_selector.clone(),
             mode: spec.mode,
@@ -116,7 +123,7 @@ fn from_cluster_policy(name: &str, object: &ClusterPolicyFacts, namespace: &str)
         let mut values = Values::new(source.to_string(), None);
         let upgrade = values.upgrade(&spec, Defaults::CLUSTER_POLICY)?;
         let basics = gpu_basics(namespace, GPU_DAEMON_SETS)?;
-        Ok(basics.policy(upgrade, Rules::standard()?, values))
+        Ok(basics.policy(upgrade, Rules::standard(GPU)?, values))
     })();
     Pool { name: name.into(), source, driver: GPU.into(), policy }
 }
@@ -131,7 +138,7 @@ fn from_nvidia_driver(name: &str, spec: &Value, namespace: &str) -> Pool {
         Ok(Policy {
             node_selector: Labels::from([(DRIVER_OWNER_LABEL.to_owned(), name.to_owned())]),
             rendered_by: Some(name.to_owned()),
-            ..basics.policy(upgrade, Rules::standard()?, values)
+            ..basics.policy(upgrade, Rules::standard(GPU)?, values)
         })
     })();
     Pool { name: name.into(), source, driver: GPU.into(), policy }
@@ -154,7 +161,7 @@ fn from_nic_cluster_policy(name: &str, ofed: &Value, daemon_sets: &[&DaemonSet])
             devices: Devices::default(),
             validator: None,
         };
-        Ok(basics.policy(upgrade, Rules::standard()?, values))
+        Ok(basics.policy(upgrade, Rules::standard(OFED)?, values))
     })();
     Pool { name: name.into(), source, driver: OFED.into(), policy }
 }
@@ -280,7 +287,7 @@ fn devices_of(spec: &DevicesSpec) -> Devices {
 fn gpu_devices() -> Devices {
     Devices {
         resources: GPU_RESOURCES.map(|r| Pattern(r.to_owned())).to_vec(),
-        claim_drivers: vec![GPU_CLAIM_DRIVER.to_owned()],
+        claim_drivers: GPU_CLAIM_DRIVERS.map(str::to_owned).to_vec(),
         ..Devices::default()
     }
 }
@@ -299,7 +306,7 @@ fn gpu_basics(namespace: &str, selector_text: &str) -> Result<Basics, Problem> {
 }
 
 impl Basics {
-    fn policy(self, upgrade: Upgrade, Rules { limits, health }: Rules, values: Values) -> Policy {
+    fn policy(self, upgrade: Upgrade, Rules { limits, health, clients }: Rules, values: Values) -> Policy {
         let Basics { driver, keys, namespace, selector, selector_text, devices, validator } = self;
         let Upgrade { auto, max_parallel, max_unavailable, wait, checkpoint, removal, mut drain } = upgrade;
         if let Some(drain) = &mut drain {
@@ -328,6 +335,7 @@ impl Basics {
             drain,
             limits,
             health,
+            clients,
             effective: values.effective,
         }
     }
@@ -515,11 +523,16 @@ impl std::fmt::Display for ActionText {
 struct Rules {
     limits: Limits,
     health: Health,
+    clients: Clients,
 }
 
 impl Rules {
-    fn standard() -> Result<Self, Problem> {
-        Ok(Self { limits: limits(&LimitsSpec::default())?, health: health(&HealthSpec::default())? })
+    fn standard(driver: &str) -> Result<Self, Problem> {
+        Ok(Self {
+            limits: limits(&LimitsSpec::default())?,
+            health: health(&HealthSpec::default())?,
+            clients: clients(&ClientsSpec::default(), driver == GPU)?,
+        })
     }
 }
 
@@ -539,6 +552,27 @@ fn health(spec: &HealthSpec) -> Result<Health, Problem> {
         conditions: spec.conditions.clone(),
         watch_after: duration(&spec.watch_after, "spec.health.watchAfter")?,
     })
+}
+
+fn clients(spec: &ClientsSpec, nvidia: bool) -> Result<Clients, Problem> {
+    let timeout = duration(&spec.timeout, "spec.clients.timeout")?;
+    let extra = |(index, spec): (usize, &ExtraClientSpec)| {
+        let field = |name: &str| format!("spec.clients.extra[{index}].{name}");
+        if spec.selector.trim().is_empty() {
+            return Err(problem("an empty selector would select every pod", field("selector")));
+        }
+        let own = spec.timeout.as_ref().map(|text| duration(text, &field("timeout"))).transpose()?;
+        Ok(ExtraClient {
+            selector: select(&spec.selector, &field("selector"))?,
+            namespaces: spec.namespaces.clone(),
+            order: spec.order,
+            gated: spec.waits_for_driver,
+            required: spec.required,
+            timeout: own.unwrap_or(timeout),
+        })
+    };
+    let extra = spec.extra.iter().enumerate().map(extra).collect::<Result<_, _>>()?;
+    Ok(Clients { refresh: spec.refresh, timeout, nvidia, extra })
 }
 
 fn duration(text: &str, field: &str) -> Result<SignedDuration, Problem> {

@@ -87,7 +87,15 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
             all.extend(leave_out(about));
             all
         }
-        Reason::Validating { found, .. } => see_validator(about, found),
+        Reason::ClientsComeBack { found, .. } | Reason::Validating { found, .. } => {
+            see_validator(about, found)
+        }
+        Reason::ClientsStale { found, by_itself } => {
+            let refresh = to("replace it", format!("pitcrew refresh-clients --node {node}"));
+            let mut all = see_validator(about, found);
+            all.extend(Some(refresh).filter(|_| !by_itself));
+            all
+        }
         Reason::Paused => resume(about),
         Reason::Failed { cause } => after_failure(about, cause),
         Reason::FailedWithoutRecord => vec![see_events(about), to("try again", pitcrew(about, "retry", ""))],
@@ -286,7 +294,10 @@ fn after_failure(about: &About<'_>, cause: &Cause) -> Vec<Advice> {
             Some((name, budget)) => open_budget(about, name, pod, (budget.healthy, budget.desired)),
             None => vec![see_pod(pod)],
         },
-        (Cause::DriverNotReady { .. } | Cause::NotValidated { .. }, Some(pod)) => {
+        (
+            Cause::DriverNotReady { .. } | Cause::ClientNotBack { .. } | Cause::NotValidated { .. },
+            Some(pod),
+        ) => {
             vec![see_logs(pod), see_pod(pod)]
         }
     };

@@ -42,7 +42,9 @@ pub fn culprits(about: &About<'_>) -> Vec<Thing> {
         Reason::BudgetBlocks { budget, pod, .. } | Reason::BudgetNever { budget, pod, .. } => {
             vec![Thing::namespaced("PodDisruptionBudget", budget), Thing::pod(pod)]
         }
-        Reason::CannotBeEmptied { found } => {
+        Reason::CannotBeEmptied { found }
+        | Reason::ClientsComeBack { found, .. }
+        | Reason::ClientsStale { found, .. } => {
             vec![found.about.as_ref().map_or_else(|| Thing::node(about.node), Thing::pod)]
         }
         // Without a pod on the node it is the policy that asks for one.

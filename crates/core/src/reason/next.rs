@@ -100,7 +100,14 @@ pub fn next(about: &About<'_>) -> Option<Next> {
         | Reason::NodeNotReady { until: Some(_) }
         | Reason::DriverStopping { .. }
         | Reason::DriverStarting { .. }
+        | Reason::ClientsComeBack { .. }
         | Reason::Validating { .. } => failed(),
+        Reason::ClientsStale { by_itself: true, .. } => {
+            "it is deleted and comes back with the driver that runs now (clients.refresh: Always)".to_owned()
+        }
+        Reason::ClientsStale { by_itself: false, .. } => {
+            "nothing by itself; what asks this client for the device may fail until it is replaced".to_owned()
+        }
         Reason::Paused => "goes on from here when it is resumed; no deadline runs until then".to_owned(),
         Reason::Failed { .. } => {
             "stays cordoned until it is retried, its driver pod is replaced, or a new version comes"

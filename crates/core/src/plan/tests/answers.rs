@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use serde_json::json;
 
 use super::fixture::*;
+use crate::clients::ClientKind;
 use crate::contract::{State, nvsentinel};
 use crate::names::{NodeName, ObjectName};
 use crate::policy;
@@ -50,6 +51,10 @@ fn before_a_visit() -> Vec<Case> {
         ("no slot, cordoned elsewhere", only(required()).with(node("m").cordoned())),
         ("no slot, not ready elsewhere", only(required()).with(node("m").not_ready())),
         ("skipped", only(required().skipped())),
+        (
+            "a stale client in service",
+            but(only(node("n")), |f| f.put_client("n", "dcgm", Some(ClientKind::Operand), after(-9000))),
+        ),
         ("node not Ready", only(required().not_ready())),
         (
             "in quarantine",
@@ -114,6 +119,10 @@ fn during_a_visit() -> Vec<Case> {
     let restart = || node("n").at(State::PodRestartRequired);
     let validate = || node("n").at(State::ValidationRequired);
     vec![
+        (
+            "a client is stale",
+            but(only(validate()), |f| f.put_client("n", "dcgm", Some(ClientKind::Operand), after(-9000))),
+        ),
         ("a job runs", only(job()).policy(wait(0))),
         ("a job runs, for a time", only(job()).policy(wait(600))),
         ("pods leave", only(off().pod(pod("a").leaving()).pod(pod("b").leaving()))),
@@ -254,6 +263,8 @@ fn every_reason_has_an_answer() {
         "cannot-be-emptied",
         "driver-stopping",
         "driver-starting",
+        "clients-come-back",
+        "clients-stale",
         "validating",
         "paused",
         "failed",

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::action::{Action, DeleteWhy, NodePatch, PodRef, RestartDriver};
 use crate::check::violations;
+use crate::clients::ClientKind;
 use crate::contract::{DEFAULT_LABEL_DOMAIN, Keys, State, VISIT_ANNOTATION};
 use crate::names::{DriverName, NodeName, ObjectName, ResourceVersion, Uid};
 use crate::plan::{Plan, PoolPlan, Verdict, plan};
@@ -264,6 +265,8 @@ pub(super) struct Fleet {
     pub(super) story: Vec<String>,
     /// Nodes on which new driver pods crash.
     pub(super) crashes_on: BTreeSet<String>,
+    /// Clients that do not become ready again.
+    pub(super) hung_clients: BTreeSet<String>,
     /// What budgets allow again after each pass: evicted pods come up elsewhere.
     budgets: BTreeMap<ObjectName, Budget>,
     serial: u64,
@@ -305,6 +308,7 @@ impl Fleet {
             snapshot,
             story: vec![],
             crashes_on: BTreeSet::new(),
+            hung_clients: BTreeSet::new(),
             budgets: BTreeMap::new(),
             serial: 1,
         };
@@ -409,10 +413,11 @@ impl Fleet {
     }
 
     fn drivers(&self) -> Vec<(DriverName, Uid)> {
-        let name = |uid: &Uid| {
-            uid.as_str().strip_prefix("uid-").and_then(|u| u.strip_suffix("-daemonset")).unwrap().into()
+        let driver = |uid: &Uid| {
+            let name = uid.as_str().strip_prefix("uid-")?.strip_suffix("-daemonset")?;
+            Some((name.into(), uid.clone()))
         };
-        self.snapshot.daemon_sets.keys().map(|uid| (name(uid), uid.clone())).collect()
+        self.snapshot.daemon_sets.keys().filter_map(driver).collect()
     }
 
     fn tick(&mut self) -> u64 {
@@ -465,6 +470,56 @@ impl Fleet {
             ..Pod::ready(validator_name(node.as_str()), uid, version, node.clone())
         };
         self.snapshot.pods.entry(node.clone()).or_default().insert(pod.name.clone(), pod);
+    }
+
+    /// A DaemonSet of this name has a pod on the node since then, which is a client of the driver.
+    pub(super) fn put_client(
+        &mut self,
+        node: &str,
+        name: &str,
+        kind: Option<ClientKind>,
+        started: Timestamp,
+    ) {
+        let uid = Uid::from(format!("client-{name}"));
+        let template = self.snapshot.daemon_sets[&daemon_set_uid("gpu")].clone();
+        self.snapshot.daemon_sets.entry(uid.clone()).or_insert(DaemonSet {
+            name: ObjectName::new("clients", name),
+            uid: uid.clone(),
+            labels: Labels::new(),
+            node_selector: Labels::new(),
+            on_delete: false,
+            ..template
+        });
+        let version = ResourceVersion::from(self.tick());
+        let pod_name = ObjectName::new("clients", &format!("{name}-{node}"));
+        let pod = Pod {
+            labels: Labels::from([("app".to_owned(), name.to_owned())]),
+            revision: Some("1".into()),
+            owner: Some(Owner { kind: OwnerKind::DaemonSet, name: name.into(), uid }),
+            ready: !(self.hung_clients.contains(name) && started == self.snapshot.now),
+            created: started,
+            started: Some(started),
+            oldest_started: Some(started),
+            client: kind,
+            ..Pod::ready(pod_name, format!("uid-{name}-{node}-{version}").into(), version, node.into())
+        };
+        self.snapshot.pods.entry(node.into()).or_default().insert(pod.name.clone(), pod);
+    }
+
+    /// The client pod of a node.
+    pub(super) fn client_mut(&mut self, node: &str, name: &str) -> &mut Pod {
+        self.pod_mut(node, &ObjectName::new("clients", &format!("{name}-{node}")))
+    }
+
+    /// The pod goes, its DaemonSet makes it again at once, of its newest template.
+    fn replace_client(&mut self, pod: &PodRef) {
+        let old = self.take(pod);
+        let owner = old.owner.unwrap();
+        self.put_client(pod.node.as_str(), &owner.name, old.client, self.snapshot.now);
+        let newest = self.snapshot.revisions.values().filter(|r| r.owner == owner.uid);
+        if let Some(newest) = newest.max_by_key(|r| r.number).map(|r| r.hash.clone()) {
+            self.client_mut(pod.node.as_str(), &owner.name).revision = Some(newest);
+        }
     }
 
     /// A workload pod appears on a node.
@@ -577,6 +632,7 @@ impl Fleet {
                     self.put_validator(&pod.node, self.snapshot.now);
                 }
                 Action::Delete(pod, DeleteWhy::TimedOut) => drop(self.take(pod)),
+                Action::Delete(pod, DeleteWhy::StaleClient) => self.replace_client(pod),
                 Action::RestartDriver(restart) => self.restart(restart),
                 Action::ReadNode(node) => drop(self.snapshot.setbacks.remove(&Object::Node(node.clone()))),
                 Action::CreateRollout { name, spec } => {

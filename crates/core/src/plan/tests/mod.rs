@@ -8,6 +8,7 @@
 //! | `people` | what people do to labels and cordons, pauses, retries |
 //! | `pods` | who is asked to leave, when, and what happens if they do not |
 //! | `coming_back` | restart and validation |
+//! | `clients` | who holds on to a driver that is gone, who is replaced, and when |
 //! | `health` | the hand-shake with NVSentinel |
 //! | `corners` | who uses the device, what can never leave, what is given back, what restarts in place |
 //! | `pools` | whose policy rules, and what freezes a pool |
@@ -18,6 +19,7 @@
 //! | `properties` | what holds for any fleet |
 
 mod answers;
+mod clients;
 mod coming_back;
 mod corners;
 mod drivers;
