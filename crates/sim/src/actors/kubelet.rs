@@ -14,16 +14,17 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::behaviour::{Behaviour, Fault};
+use super::behaviour::Behaviour;
 use super::cache::{Cache, Change, Index, Informer, Key, Source};
 use super::clock::Clock;
+use super::course::{Place, course};
 use super::drive::Actor;
-use super::object::{controller_of, is_finished, is_ready, is_terminating, node_of, value};
-use super::operator::{DEPLOY_DRIVER, DRIVER_APP, DRIVER_COMPONENT, VALIDATOR_APP};
+use super::object::{is_finished, is_ready, is_terminating, node_of, value};
+use super::operator::DEPLOY_DRIVER;
 use super::pod_life::{Course, Life};
 use super::pod_status::status_of;
 use super::queue::Queue;
-use super::render::SAFE_LOAD_CONTAINER;
+use super::role::{Role, annotated, asks_first, role};
 use super::write::{Holds, Write};
 
 /// On a pod: it ends by itself after so many seconds.
@@ -52,15 +53,6 @@ pub(super) struct Kubelets {
     stopping: BTreeMap<Key, Instant>,
     /// The annotation by which driver pods ask for a safe moment.
     safe_load: String,
-}
-
-/// What a pod is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Driver,
-    Validator,
-    Job,
-    Workload,
 }
 
 impl Kubelets {
@@ -159,7 +151,8 @@ impl Kubelets {
     ) -> Vec<Write<Self>> {
         let (name, time) = (node.name_any(), self.clock.now());
         let (boot, driver) = (self.boot(&name), self.driver_on(node));
-        let mut course = self.course(pod, &name, driver.as_deref());
+        let place = Place { node: &name, seed: self.seed };
+        let mut course = course(&self.behaviour.borrow(), pod, place, driver.as_deref());
         let begin = || Life::of(pod, time.clone(), driver.as_deref(), boot);
         let life = self.lives.entry(key.clone()).or_insert_with(begin);
         life.live_in(boot);
@@ -214,48 +207,6 @@ impl Kubelets {
         annotated(pod, STOP_SECONDS).unwrap_or(by_role)
     }
 
-    /// What the pod is going to do, as things stand.
-    fn course(&self, pod: &Pod, node: &str, driver: Option<&str>) -> Course {
-        let behaviour = self.behaviour.borrow();
-        let timing = &behaviour.timing;
-        match role(pod) {
-            Role::Driver => self.driver_course(&behaviour, pod, node),
-            Role::Validator if behaviour.unproven.contains(node) => {
-                Course::Hang { start: timing.validator_start }
-            }
-            Role::Validator => {
-                let start =
-                    behaviour.jittered(timing.validator_start, self.seed, &format!("{node}/validator"));
-                Course::Follow { start, driver: driver.map(str::to_owned) }
-            }
-            Role::Job => {
-                let start = behaviour.jittered(timing.workload_start, self.seed, &pod.name_any());
-                let name = controller_of(pod).map_or_else(|| pod.name_any(), |owner| owner.name.clone());
-                let rule = behaviour.job(self.seed, node, &name);
-                let run = annotated(pod, RUN_SECONDS).or(rule.map(|rule| rule.run)).unwrap_or(timing.job_run);
-                let message = rule.map(|rule| rule.message.clone()).unwrap_or_default();
-                Course::Finish { start, run, exit_code: rule.map_or(0, |rule| rule.exit_code), message }
-            }
-            Role::Workload => {
-                let start = behaviour.jittered(timing.workload_start, self.seed, &pod.name_any());
-                Course::Run { start, warm_up: Duration::ZERO }
-            }
-        }
-    }
-
-    fn driver_course(&self, behaviour: &Behaviour, pod: &Pod, node: &str) -> Course {
-        let version = driver_version(pod).unwrap_or_default();
-        let whole =
-            behaviour.jittered(behaviour.timing.driver_start, self.seed, &format!("{node}/{version}"));
-        let start = whole / 5;
-        match behaviour.fault(self.seed, node, &version) {
-            None => Course::Run { start, warm_up: whole.saturating_sub(start) },
-            Some(Fault::CrashLoop) => Course::Crash { start, after: behaviour.timing.crash_after },
-            Some(Fault::ImageMissing) => Course::NoImage { start },
-            Some(Fault::Hang) => Course::Hang { start },
-        }
-    }
-
     /// Who provides the driver on a node: the UID of its driver pod while that is Ready, or the machine itself.
     fn driver_on(&self, node: &Node) -> Option<String> {
         if value(node.metadata.labels.as_ref(), DEPLOY_DRIVER) != Some("true") {
@@ -275,39 +226,6 @@ impl Kubelets {
     fn is_down(&self, node: &str) -> bool {
         self.behaviour.borrow().down.contains(node)
     }
-}
-
-/// Whether a driver pod loads its driver only when somebody says so.
-fn asks_first(pod: &Pod) -> bool {
-    let init = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref());
-    init.into_iter().flatten().any(|container| container.name == SAFE_LOAD_CONTAINER)
-}
-
-fn role(pod: &Pod) -> Role {
-    let label = |key| value(pod.metadata.labels.as_ref(), key);
-    if label("app") == Some(DRIVER_APP) || label("app.kubernetes.io/component") == Some(DRIVER_COMPONENT) {
-        Role::Driver
-    } else if label("app") == Some(VALIDATOR_APP) {
-        Role::Validator
-    } else if controller_of(pod).is_some_and(|owner| owner.kind == "Job")
-        || annotated(pod, RUN_SECONDS).is_some()
-    {
-        Role::Job
-    } else {
-        Role::Workload
-    }
-}
-
-/// `nvcr.io/nvidia/driver:535.104.05-ubuntu22.04` is 535.104.05.
-fn driver_version(pod: &Pod) -> Option<String> {
-    let image = pod.spec.as_ref()?.containers.first()?.image.as_deref()?;
-    let (_, tag) = image.rsplit_once(':')?;
-    Some(tag.rsplit_once('-').map_or(tag, |(version, _)| version).to_owned())
-}
-
-fn annotated(pod: &Pod, key: &str) -> Option<Duration> {
-    let seconds: f64 = value(pod.metadata.annotations.as_ref(), key)?.parse().ok()?;
-    Duration::try_from_secs_f64(seconds).ok()
 }
 
 impl Actor for Kubelets {

@@ -9,7 +9,8 @@
 //!               scheduler.rs  budget.rs  gc.rs           who may be where: placement.rs, quantity.rs
 //!  operator.rs  ClusterPolicy and NVIDIADriver into DaemonSets (render.rs, crds.rs)          anywhere
 //!  sentinel.rs  NVSentinel: conditions, quarantine, circuit breaker                           anywhere
-//!  kubelet.rs   all simulated nodes (pod_life.rs, pod_status.rs), as behaviour.rs says        anywhere
+//!  kubelet.rs   all simulated nodes, as behaviour.rs says; a pod is for something (role.rs), has plans
+//!               (course.rs), lives (pod_life.rs) and tells (pod_status.rs)                    anywhere
 //! ```
 //!
 //! Everything is ordered and seeded: on a paused current-thread runtime two runs make the same requests.
@@ -18,6 +19,7 @@ mod behaviour;
 mod budget;
 mod cache;
 mod clock;
+mod course;
 pub(crate) mod crds;
 mod daemon_set;
 mod deployment;
@@ -36,6 +38,7 @@ mod queue;
 mod render;
 mod replica_set;
 mod revision;
+mod role;
 mod scheduler;
 mod sentinel;
 mod stateful_set;

@@ -23,7 +23,10 @@ async fn slices_belong_to_the_cluster_and_are_found_by_their_node() {
         create(&slices, slice(node, 1)).await;
     }
     let on_two = slices.list(&ListParams::default().fields("spec.nodeName=gpu-02")).await.unwrap();
-    assert_eq!(on_two.items.iter().map(ResourceExt::name_any).collect::<Vec<_>>(), ["gpu-02-gpu.nvidia.com-a"]);
+    assert_eq!(
+        on_two.items.iter().map(ResourceExt::name_any).collect::<Vec<_>>(),
+        ["gpu-02-gpu.nvidia.com-a"]
+    );
     assert_eq!(slices.list(&ListParams::default().fields("spec.driver=other")).await.unwrap().items.len(), 0);
 }
 
