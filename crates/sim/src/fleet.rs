@@ -3,37 +3,32 @@
 //! A `Fleet` is a plain description with good defaults; `install` creates it through any `kube::Client` (twice does
 //! no harm), `wait_ready` waits until everything in it runs.
 
+mod create;
 mod workload;
 
 use std::collections::BTreeSet;
-use std::fmt::Debug;
 use std::sync::Arc;
 
-use futures::stream::{self, StreamExt, TryStreamExt};
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::PostParams;
 use kube::core::DynamicObject;
 use kube::runtime::wait::{await_condition, conditions};
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use pitcrew_core::contract::nvsentinel;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::actors::{
-    DEPLOY_DRIVER, DEPLOY_VALIDATOR, DRIVER_COMPONENT, GPU_PRESENT, Informer, NAMESPACE, VALIDATOR_APP,
-    changed, cluster_policy_kind, crds, is_ready, nvidia_driver_kind,
+    DEPLOY_DRA, DEPLOY_DRIVER, DEPLOY_VALIDATOR, DRIVER_COMPONENT, Dra, DraIdentity, GPU, GPU_PRESENT,
+    Informer, NAMESPACE, OPERANDS, VALIDATOR_APP, changed, cluster_policy_kind, crds, is_plugin, is_ready,
+    nvidia_driver_kind,
 };
 
+use create::{create, create_all, described, in_parallel};
 use workload::{budget, deployment, usual_workloads};
 
 pub use workload::Workload;
-
-/// Enough to install a thousand nodes in a moment, few enough for a small API server.
-const CREATES_IN_FLIGHT_MAX: usize = 32;
 
 /// Why a fleet could not be installed.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +80,10 @@ pub struct Fleet {
     pub nvidia_drivers: Vec<(String, Value)>,
     /// Whether NVSentinel looks after the nodes too.
     pub nvsentinel: bool,
+    /// Whether the operator's operands that use the driver run too.
+    pub clients: bool,
+    /// The DRA plugin, if there is one.
+    pub dra: Option<Dra>,
     /// What people run.
     pub workloads: Vec<Workload>,
     /// More labels for single nodes: name, key, value.
@@ -108,6 +107,8 @@ impl Fleet {
             driver: json!({}),
             nvidia_drivers: Vec::new(),
             nvsentinel: false,
+            clients: false,
+            dra: None,
             workloads: usual_workloads(nodes),
             labels: Vec::new(),
         }
@@ -155,6 +156,21 @@ impl Fleet {
         self
     }
 
+    /// With the operator's operands that use the driver: toolkit, device plugin, DCGM and its exporter, feature
+    /// discovery. A node then offers GPUs only while its device plugin is Ready.
+    #[must_use]
+    pub fn with_clients(mut self) -> Self {
+        self.clients = true;
+        self
+    }
+
+    /// With a DRA plugin: a `DraIdentity`, or a `Dra` with more to say.
+    #[must_use]
+    pub fn with_dra(mut self, dra: impl Into<Dra>) -> Self {
+        self.dra = Some(dra.into());
+        self
+    }
+
     /// No validators.
     #[must_use]
     pub fn without_validators(mut self) -> Self {
@@ -194,10 +210,12 @@ impl Fleet {
         let namespaces: BTreeSet<&str> =
             self.workloads.iter().map(|workload| workload.namespace.as_str()).collect();
         let sentinel = self.nvsentinel.then_some(nvsentinel::NAMESPACE);
+        let plugin = self.dra.map(|dra| dra.identity.namespace());
         let namespaces = namespaces
             .into_iter()
             .chain([NAMESPACE])
             .chain(sentinel)
+            .chain(plugin)
             .map(|name| json!({"metadata": {"name": name}}));
         create_all(&Api::all(client.clone()), described::<Namespace>("Namespace", namespaces)?).await?;
         let nodes = described::<Node>("Node", self.node_names().map(|name| self.node(&name)))?;
@@ -215,6 +233,10 @@ impl Fleet {
             let breaker = json!({"metadata": {"name": nvsentinel::BREAKER}, "data": {"status": "CLOSED", "cursor": "RESUME"}});
             let breaker = described::<ConfigMap>("ConfigMap", [breaker].into_iter())?;
             create_all(&Api::namespaced(client.clone(), nvsentinel::NAMESPACE), breaker).await?;
+        }
+        if let Some(dra) = self.dra {
+            let plugins = described::<DaemonSet>("DaemonSet", [dra.object()].into_iter())?;
+            create_all(&Api::namespaced(client.clone(), dra.identity.namespace()), plugins).await?;
         }
         self.install_workloads(client).await
     }
@@ -254,15 +276,26 @@ impl Fleet {
         if self.validators {
             labels.insert(DEPLOY_VALIDATOR.into(), json!("true"));
         }
+        if self.clients {
+            labels.extend(OPERANDS.iter().map(|operand| (operand.deploy.to_owned(), json!("true"))));
+        }
+        if self.dra.is_some_and(|dra| dra.identity == DraIdentity::Operator) {
+            labels.insert(DEPLOY_DRA.into(), json!("true"));
+        }
         for (_, key, value) in self.labels.iter().filter(|(node, ..)| node == name) {
             labels.insert(key.clone(), json!(value));
         }
         let gpus = self.gpus_per_node.to_string();
-        let offer = json!({"cpu": "128", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": gpus});
+        let capacity = json!({"cpu": "128", "memory": "1Ti", "pods": "110", GPU: gpus});
+        let mut offer = capacity.clone();
+        if self.clients {
+            // Not before the device plugin is there.
+            offer[GPU] = json!("0");
+        }
         let ready = json!({"type": "Ready", "status": "True", "reason": "KubeletReady"});
         json!({
             "metadata": {"name": name, "labels": labels},
-            "status": {"capacity": offer, "allocatable": offer, "conditions": [ready], "nodeInfo": node_info()},
+            "status": {"capacity": capacity, "allocatable": offer, "conditions": [ready], "nodeInfo": node_info()},
         })
     }
 
@@ -272,18 +305,23 @@ impl Fleet {
             "upgradePolicy": self.upgrade_policy, "useNvidiaDriverCRD": !self.nvidia_drivers.is_empty(),
         });
         json_patch::merge(&mut driver, &self.driver);
-        json!({
+        let mut policy = json!({
             "driver": driver,
             "validator": {"enabled": self.validators},
             "daemonsets": {"updateStrategy": "RollingUpdate"},
-        })
+        });
+        for operand in OPERANDS.iter().filter(|_| self.clients) {
+            policy[operand.field] = json!({"enabled": true});
+        }
+        policy
     }
 
-    /// Waits, by a watch, until every driver, validator and workload pod is Ready.
+    /// Waits, by a watch, until every driver, validator, client and workload pod is Ready.
     pub async fn wait_ready(&self, client: &Client) {
         let replicas: u32 = self.workloads.iter().map(|workload| workload.replicas).sum();
-        let wanted =
-            self.nodes * (1 + usize::from(self.validators)) + usize::try_from(replicas).unwrap_or(usize::MAX);
+        let operands = if self.clients { OPERANDS.len() } else { 0 };
+        let per_node = 1 + usize::from(self.validators) + operands + usize::from(self.dra.is_some());
+        let wanted = self.nodes * per_node + usize::try_from(replicas).unwrap_or(usize::MAX);
         let mut pods = Informer::<Pod>::new(Api::all(client.clone()));
         let mut ready = BTreeSet::new();
         while ready.len() < wanted {
@@ -302,9 +340,13 @@ impl Fleet {
         if pod.metadata.deletion_timestamp.is_some() {
             return false;
         }
+        if is_plugin(pod) {
+            return true;
+        }
         if pod.namespace().as_deref() == Some(NAMESPACE) {
             return label("app.kubernetes.io/component") == Some(DRIVER_COMPONENT)
-                || label("app") == Some(VALIDATOR_APP);
+                || label("app") == Some(VALIDATOR_APP)
+                || OPERANDS.iter().any(|operand| label("app") == Some(operand.app));
         }
         let (namespace, app) = (pod.namespace().unwrap_or_default(), label("app").unwrap_or_default());
         self.workloads.iter().any(|workload| workload.namespace == namespace && workload.name == app)
@@ -318,39 +360,6 @@ fn node_info() -> Value {
         "kubeProxyVersion": "", "kubeletVersion": "v1.36.3", "machineID": "", "operatingSystem": "linux",
         "osImage": "Ubuntu 22.04", "systemUUID": "",
     })
-}
-
-fn described<K: DeserializeOwned>(
-    kind: &'static str,
-    objects: impl Iterator<Item = Value>,
-) -> Result<Vec<K>, Error> {
-    let object = |value| serde_json::from_value(value).map_err(|source| Error::Describe { kind, source });
-    objects.map(object).collect()
-}
-
-async fn create_all<K>(api: &Api<K>, objects: Vec<K>) -> Result<(), Error>
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + k8s_openapi::Resource,
-{
-    in_parallel(objects.into_iter().map(|object| create(<K as k8s_openapi::Resource>::KIND, api, object)))
-        .await
-}
-
-async fn in_parallel(
-    creates: impl Iterator<Item = impl Future<Output = Result<(), Error>>>,
-) -> Result<(), Error> {
-    stream::iter(creates).buffered(CREATES_IN_FLIGHT_MAX).try_collect().await
-}
-
-async fn create<K>(kind: &'static str, api: &Api<K>, object: K) -> Result<(), Error>
-where
-    K: Resource + Clone + Debug + Serialize + DeserializeOwned,
-{
-    match api.create(&PostParams::default(), &object).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        Err(source) => Err(Error::Create { kind, name: object.name_any(), source }),
-    }
 }
 
 #[cfg(test)]

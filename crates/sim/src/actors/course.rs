@@ -31,6 +31,7 @@ pub(super) fn course(behaviour: &Behaviour, pod: &Pod, place: Place<'_>, driver:
             let start = behaviour.jittered(timing.validator_start, seed, &format!("{node}/validator"));
             Course::Follow { start, driver: driver.map(str::to_owned) }
         }
+        Role::Client => of_client(behaviour, pod, place),
         Role::Job => {
             let start = behaviour.jittered(timing.workload_start, seed, &pod.name_any());
             let name = controller_of(pod).map_or_else(|| pod.name_any(), |owner| owner.name.clone());
@@ -52,6 +53,14 @@ fn of_driver(behaviour: &Behaviour, pod: &Pod, Place { node, seed }: Place<'_>) 
     let start = whole / 5;
     let run = Course::Run { start, warm_up: whole.saturating_sub(start) };
     broken(behaviour, run, behaviour.fault(seed, node, &version))
+}
+
+/// As long from the gate to Ready as it took to the gate.
+fn of_client(behaviour: &Behaviour, pod: &Pod, Place { node, seed }: Place<'_>) -> Course {
+    let client = controller_of(pod).map_or_else(|| pod.name_any(), |owner| owner.name.clone());
+    let start = behaviour.jittered(behaviour.timing.workload_start, seed, &format!("{node}/{client}"));
+    let run = Course::Run { start, warm_up: start };
+    broken(behaviour, run, behaviour.client_fault(seed, node, &client))
 }
 
 /// `run`, but for what is wrong.
