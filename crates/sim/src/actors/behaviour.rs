@@ -143,7 +143,7 @@ pub struct Behaviour {
     pub driver_restarts: BTreeMap<String, u32>,
     /// Whether a new driver pod's driver-manager removes the operator's operands from the node, as the real one does.
     pub driver_manager: bool,
-    /// A node's devices are published in two ResourceSlices, the second so much later. `None`: in one.
+    /// A node's devices are published in two `ResourceSlice`s, the second so much later. `None`: in one.
     pub second_slice_after: Option<Duration>,
 }
 

@@ -1,4 +1,4 @@
-//! ResourceSlices: what the DRA plugins of the nodes publish, and what is left of it when they are gone.
+//! `ResourceSlice`s: what the DRA plugins of the nodes publish, and what is left of it when they are gone.
 //!
 //! A plugin publishes the driver that it found when it started, for as long as it runs. One that starts anew writes
 //! the slices of its node again under a higher pool generation. Slices of a plugin that has gone stay for a while, in

@@ -218,7 +218,9 @@ async fn a_pool_of_two_slices_is_incomplete_for_a_moment() {
         seconds(1).await;
         seen.push(generations().await);
     }
-    seen.iter_mut().for_each(|pair| pair.sort_unstable());
+    for generations in &mut seen {
+        generations.sort_unstable();
+    }
     seen.dedup();
     assert_eq!(seen, [vec![1, 1], vec![1, 2], vec![2, 2]]);
 }

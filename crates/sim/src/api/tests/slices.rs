@@ -1,4 +1,4 @@
-//! `resource.k8s.io/v1` ResourceSlices.
+//! `ResourceSlice`s of `resource.k8s.io/v1`.
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
 
