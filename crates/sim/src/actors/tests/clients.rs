@@ -53,6 +53,9 @@ impl Cluster {
         self.delete(&self.driver().await).await;
         seconds(300).await;
         assert!(is_ready(&self.driver().await));
+        // Everything is looked at once more: what stays stale does so for good.
+        self.actors.behaviour().change(|_| {});
+        seconds(1).await;
     }
 
     async fn gpus(&self, node: &str) -> String {
