@@ -3,31 +3,32 @@
 //! A `Fleet` is a plain description with good defaults; `install` creates it through any `kube::Client` (twice does
 //! no harm), `wait_ready` waits until everything in it runs.
 
+mod create;
+mod workload;
+
 use std::collections::BTreeSet;
-use std::fmt::Debug;
 use std::sync::Arc;
 
-use futures::stream::{self, StreamExt, TryStreamExt};
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::PostParams;
 use kube::core::DynamicObject;
 use kube::runtime::wait::{await_condition, conditions};
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use pitcrew_core::contract::nvsentinel;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::actors::{
-    DEPLOY_DRIVER, DEPLOY_VALIDATOR, DRIVER_COMPONENT, GPU_PRESENT, Informer, NAMESPACE, VALIDATOR_APP,
-    changed, cluster_policy_kind, crds, is_ready, nvidia_driver_kind,
+    DEPLOY_DRA, DEPLOY_DRIVER, DEPLOY_VALIDATOR, DRIVER_COMPONENT, Dra, DraIdentity, GPU, GPU_PRESENT,
+    Informer, NAMESPACE, OPERANDS, VALIDATOR_APP, changed, cluster_policy_kind, crds, is_plugin, is_ready,
+    nvidia_driver_kind,
 };
 
-/// Enough to install a thousand nodes in a moment, few enough for a small API server.
-const CREATES_IN_FLIGHT_MAX: usize = 32;
+use create::{create, create_all, described, in_parallel};
+use workload::{budget, deployment, usual_workloads};
+
+pub use workload::Workload;
 
 /// Why a fleet could not be installed.
 #[derive(Debug, thiserror::Error)]
@@ -60,47 +61,6 @@ pub enum Error {
     },
 }
 
-/// A number of like pods that use GPUs.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Workload {
-    /// Where.
-    pub namespace: String,
-    /// The Deployment's name; the pods have it as label `app`.
-    pub name: String,
-    /// How many pods.
-    pub replicas: u32,
-    /// How many GPUs each.
-    pub gpus: u32,
-    /// How long a pod may take to stop.
-    pub grace_seconds: u32,
-    /// The PodDisruptionBudget's spec without its selector, such as `{"maxUnavailable": 1}`.
-    pub budget: Option<Value>,
-    /// Annotations of the pods, such as `sim.pitcrew.dev/stop-seconds`.
-    pub annotations: Vec<(String, String)>,
-}
-
-impl Workload {
-    /// A Deployment without a budget, with the usual grace period.
-    pub fn new(namespace: &str, name: &str, replicas: u32, gpus: u32) -> Self {
-        Self {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-            replicas,
-            gpus,
-            grace_seconds: 30,
-            budget: None,
-            annotations: Vec::new(),
-        }
-    }
-
-    /// With a PodDisruptionBudget.
-    #[must_use]
-    pub fn with_budget(mut self, budget: Value) -> Self {
-        self.budget = Some(budget);
-        self
-    }
-}
-
 /// A simulated GPU cluster, described.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fleet {
@@ -120,6 +80,10 @@ pub struct Fleet {
     pub nvidia_drivers: Vec<(String, Value)>,
     /// Whether NVSentinel looks after the nodes too.
     pub nvsentinel: bool,
+    /// Whether the operator's operands that use the driver run too.
+    pub clients: bool,
+    /// The DRA plugin, if there is one.
+    pub dra: Option<Dra>,
     /// What people run.
     pub workloads: Vec<Workload>,
     /// More labels for single nodes: name, key, value.
@@ -143,6 +107,8 @@ impl Fleet {
             driver: json!({}),
             nvidia_drivers: Vec::new(),
             nvsentinel: false,
+            clients: false,
+            dra: None,
             workloads: usual_workloads(nodes),
             labels: Vec::new(),
         }
@@ -190,6 +156,21 @@ impl Fleet {
         self
     }
 
+    /// With the operator's operands that use the driver: toolkit, device plugin, DCGM and its exporter, feature
+    /// discovery. A node then offers GPUs only while its device plugin is Ready.
+    #[must_use]
+    pub fn with_clients(mut self) -> Self {
+        self.clients = true;
+        self
+    }
+
+    /// With a DRA plugin: a `DraIdentity`, or a `Dra` with more to say.
+    #[must_use]
+    pub fn with_dra(mut self, dra: impl Into<Dra>) -> Self {
+        self.dra = Some(dra.into());
+        self
+    }
+
     /// No validators.
     #[must_use]
     pub fn without_validators(mut self) -> Self {
@@ -229,10 +210,12 @@ impl Fleet {
         let namespaces: BTreeSet<&str> =
             self.workloads.iter().map(|workload| workload.namespace.as_str()).collect();
         let sentinel = self.nvsentinel.then_some(nvsentinel::NAMESPACE);
+        let plugin = self.dra.map(|dra| dra.identity.namespace());
         let namespaces = namespaces
             .into_iter()
             .chain([NAMESPACE])
             .chain(sentinel)
+            .chain(plugin)
             .map(|name| json!({"metadata": {"name": name}}));
         create_all(&Api::all(client.clone()), described::<Namespace>("Namespace", namespaces)?).await?;
         let nodes = described::<Node>("Node", self.node_names().map(|name| self.node(&name)))?;
@@ -250,6 +233,10 @@ impl Fleet {
             let breaker = json!({"metadata": {"name": nvsentinel::BREAKER}, "data": {"status": "CLOSED", "cursor": "RESUME"}});
             let breaker = described::<ConfigMap>("ConfigMap", [breaker].into_iter())?;
             create_all(&Api::namespaced(client.clone(), nvsentinel::NAMESPACE), breaker).await?;
+        }
+        if let Some(dra) = self.dra {
+            let plugins = described::<DaemonSet>("DaemonSet", [dra.object()].into_iter())?;
+            create_all(&Api::namespaced(client.clone(), dra.identity.namespace()), plugins).await?;
         }
         self.install_workloads(client).await
     }
@@ -289,15 +276,26 @@ impl Fleet {
         if self.validators {
             labels.insert(DEPLOY_VALIDATOR.into(), json!("true"));
         }
+        if self.clients {
+            labels.extend(OPERANDS.iter().map(|operand| (operand.deploy.to_owned(), json!("true"))));
+        }
+        if self.dra.is_some_and(|dra| dra.identity == DraIdentity::Operator) {
+            labels.insert(DEPLOY_DRA.into(), json!("true"));
+        }
         for (_, key, value) in self.labels.iter().filter(|(node, ..)| node == name) {
             labels.insert(key.clone(), json!(value));
         }
         let gpus = self.gpus_per_node.to_string();
-        let offer = json!({"cpu": "128", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": gpus});
+        let capacity = json!({"cpu": "128", "memory": "1Ti", "pods": "110", GPU: gpus});
+        let mut offer = capacity.clone();
+        if self.clients {
+            // Not before the device plugin is there.
+            offer[GPU] = json!("0");
+        }
         let ready = json!({"type": "Ready", "status": "True", "reason": "KubeletReady"});
         json!({
             "metadata": {"name": name, "labels": labels},
-            "status": {"capacity": offer, "allocatable": offer, "conditions": [ready], "nodeInfo": node_info()},
+            "status": {"capacity": capacity, "allocatable": offer, "conditions": [ready], "nodeInfo": node_info()},
         })
     }
 
@@ -307,18 +305,23 @@ impl Fleet {
             "upgradePolicy": self.upgrade_policy, "useNvidiaDriverCRD": !self.nvidia_drivers.is_empty(),
         });
         json_patch::merge(&mut driver, &self.driver);
-        json!({
+        let mut policy = json!({
             "driver": driver,
             "validator": {"enabled": self.validators},
             "daemonsets": {"updateStrategy": "RollingUpdate"},
-        })
+        });
+        for operand in OPERANDS.iter().filter(|_| self.clients) {
+            policy[operand.field] = json!({"enabled": true});
+        }
+        policy
     }
 
-    /// Waits, by a watch, until every driver, validator and workload pod is Ready.
+    /// Waits, by a watch, until every driver, validator, client and workload pod is Ready.
     pub async fn wait_ready(&self, client: &Client) {
         let replicas: u32 = self.workloads.iter().map(|workload| workload.replicas).sum();
-        let wanted =
-            self.nodes * (1 + usize::from(self.validators)) + usize::try_from(replicas).unwrap_or(usize::MAX);
+        let operands = if self.clients { OPERANDS.len() } else { 0 };
+        let per_node = 1 + usize::from(self.validators) + operands + usize::from(self.dra.is_some());
+        let wanted = self.nodes * per_node + usize::try_from(replicas).unwrap_or(usize::MAX);
         let mut pods = Informer::<Pod>::new(Api::all(client.clone()));
         let mut ready = BTreeSet::new();
         while ready.len() < wanted {
@@ -337,9 +340,13 @@ impl Fleet {
         if pod.metadata.deletion_timestamp.is_some() {
             return false;
         }
+        if is_plugin(pod) {
+            return true;
+        }
         if pod.namespace().as_deref() == Some(NAMESPACE) {
             return label("app.kubernetes.io/component") == Some(DRIVER_COMPONENT)
-                || label("app") == Some(VALIDATOR_APP);
+                || label("app") == Some(VALIDATOR_APP)
+                || OPERANDS.iter().any(|operand| label("app") == Some(operand.app));
         }
         let (namespace, app) = (pod.namespace().unwrap_or_default(), label("app").unwrap_or_default());
         self.workloads.iter().any(|workload| workload.namespace == namespace && workload.name == app)
@@ -355,91 +362,6 @@ fn node_info() -> Value {
     })
 }
 
-/// Three pods on two nodes and under half of the GPUs, so that a quarter of the nodes may go: chat and embedding
-/// services under budgets, training and notebooks without.
-fn usual_workloads(nodes: usize) -> Vec<Workload> {
-    let mut left = u32::try_from(nodes.saturating_mul(3) / 2).unwrap_or(u32::MAX);
-    let mut workloads = Vec::new();
-    for number in 1.. {
-        if left == 0 {
-            break;
-        }
-        let shapes = [
-            Workload::new("llm", &format!("chat-{number}"), 4, 1).with_budget(json!({"maxUnavailable": 1})),
-            Workload::new("llm", &format!("embed-{number}"), 3, 2)
-                .with_budget(json!({"minAvailable": "50%"})),
-            Workload::new("research", &format!("train-{number}"), 2, 4),
-            Workload::new("research", &format!("notebook-{number}"), 3, 1),
-        ];
-        for mut workload in shapes {
-            workload.replicas = workload.replicas.min(left);
-            left -= workload.replicas;
-            workloads.extend((workload.replicas > 0).then_some(workload));
-        }
-    }
-    workloads
-}
-
-fn deployment(workload: &Workload) -> Value {
-    let Workload { namespace, name, replicas, gpus, grace_seconds, annotations, .. } = workload;
-    let annotations: Map<String, Value> =
-        annotations.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
-    let container = json!({
-        "name": "main", "image": format!("registry.example/{name}:1"),
-        "resources": {"limits": {"nvidia.com/gpu": gpus.to_string()}, "requests": {"nvidia.com/gpu": gpus.to_string()}},
-    });
-    json!({
-        "metadata": {"namespace": namespace, "name": name},
-        "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": {"app": name}},
-            "template": {
-                "metadata": {"labels": {"app": name}, "annotations": annotations},
-                "spec": {"terminationGracePeriodSeconds": grace_seconds, "containers": [container]},
-            },
-        },
-    })
-}
-
-fn budget(workload: &Workload) -> Option<Value> {
-    let mut spec = workload.budget.clone()?;
-    spec["selector"] = json!({"matchLabels": {"app": workload.name}});
-    Some(json!({"metadata": {"namespace": workload.namespace, "name": workload.name}, "spec": spec}))
-}
-
-fn described<K: DeserializeOwned>(
-    kind: &'static str,
-    objects: impl Iterator<Item = Value>,
-) -> Result<Vec<K>, Error> {
-    let object = |value| serde_json::from_value(value).map_err(|source| Error::Describe { kind, source });
-    objects.map(object).collect()
-}
-
-async fn create_all<K>(api: &Api<K>, objects: Vec<K>) -> Result<(), Error>
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + k8s_openapi::Resource,
-{
-    in_parallel(objects.into_iter().map(|object| create(<K as k8s_openapi::Resource>::KIND, api, object)))
-        .await
-}
-
-async fn in_parallel(
-    creates: impl Iterator<Item = impl Future<Output = Result<(), Error>>>,
-) -> Result<(), Error> {
-    stream::iter(creates).buffered(CREATES_IN_FLIGHT_MAX).try_collect().await
-}
-
-async fn create<K>(kind: &'static str, api: &Api<K>, object: K) -> Result<(), Error>
-where
-    K: Resource + Clone + Debug + Serialize + DeserializeOwned,
-{
-    match api.create(&PostParams::default(), &object).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        Err(source) => Err(Error::Create { kind, name: object.name_any(), source }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -448,16 +370,5 @@ mod tests {
     fn names_are_as_wide_as_the_fleet() {
         assert_eq!(Fleet::new(3).node_names().collect::<Vec<_>>(), ["gpu-01", "gpu-02", "gpu-03"]);
         assert_eq!(Fleet::new(1000).node_names().next().as_deref(), Some("gpu-0001"));
-    }
-
-    #[test]
-    fn the_usual_workloads_leave_room_for_a_quarter_of_the_nodes_to_go() {
-        for nodes in [2, 10, 101, 1000] {
-            let fleet = Fleet::new(nodes);
-            let pods: u32 = fleet.workloads.iter().map(|workload| workload.replicas).sum();
-            let gpus: u32 = fleet.workloads.iter().map(|workload| workload.replicas * workload.gpus).sum();
-            assert_eq!(usize::try_from(pods).unwrap(), nodes * 3 / 2);
-            assert!(usize::try_from(gpus).unwrap() <= nodes * 4, "{gpus} GPUs on {nodes} nodes");
-        }
     }
 }

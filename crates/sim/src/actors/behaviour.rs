@@ -63,7 +63,7 @@ impl Timing {
     }
 }
 
-/// What can be wrong with a driver.
+/// What can be wrong with a driver, or with one of its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The container starts and exits, again and again.
@@ -92,6 +92,17 @@ pub struct DriverFault {
     pub nodes: Nodes,
     /// The version as in the image tag; `None` is any.
     pub version: Option<String>,
+    /// How.
+    pub fault: Fault,
+}
+
+/// A broken client of the driver: which, where, how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientFault {
+    /// The DaemonSet's name.
+    pub client: String,
+    /// Where.
+    pub nodes: Nodes,
     /// How.
     pub fault: Fault,
 }
@@ -126,6 +137,14 @@ pub struct Behaviour {
     pub boots: BTreeMap<String, u32>,
     /// Nodes whose validator never gets Ready, whatever the driver does.
     pub unproven: BTreeSet<String>,
+    /// Broken clients of the driver.
+    pub clients: Vec<ClientFault>,
+    /// How often nodes' driver containers were made to end and start again where they are.
+    pub driver_restarts: BTreeMap<String, u32>,
+    /// Whether a new driver pod's driver-manager removes the operator's operands from the node, as the real one does.
+    pub driver_manager: bool,
+    /// A node's devices are published in two `ResourceSlice`s, the second so much later. `None`: in one.
+    pub second_slice_after: Option<Duration>,
 }
 
 impl Behaviour {
@@ -148,6 +167,25 @@ impl Behaviour {
             rule.version.as_deref().is_none_or(|wanted| wanted == version) && rule.nodes.include(seed, node)
         };
         self.drivers.iter().find(fits).map(|rule| rule.fault)
+    }
+
+    /// Adds a fault of one client of the driver, named by its DaemonSet.
+    #[must_use]
+    pub fn with_client_fault(mut self, client: &str, nodes: Nodes, fault: Fault) -> Self {
+        self.clients.push(ClientFault { client: client.to_owned(), nodes, fault });
+        self
+    }
+
+    /// New driver pods remove the operator's operands of their node first.
+    #[must_use]
+    pub fn with_driver_manager(mut self) -> Self {
+        self.driver_manager = true;
+        self
+    }
+
+    pub(super) fn client_fault(&self, seed: u64, node: &str, client: &str) -> Option<Fault> {
+        let fits = |rule: &&ClientFault| rule.client == client && rule.nodes.include(seed, node);
+        self.clients.iter().find(fits).map(|rule| rule.fault)
     }
 
     pub(super) fn job(&self, seed: u64, node: &str, name: &str) -> Option<&JobRule> {
@@ -192,6 +230,11 @@ impl BehaviourHandle {
     /// Changes it; the kubelets look at all their pods again.
     pub fn change(&self, change: impl FnOnce(&mut Behaviour)) {
         self.current.send_modify(change);
+    }
+
+    /// A node's driver container ends and starts again where it is: same pod, no init containers.
+    pub fn restart_driver(&self, node: &str) {
+        self.change(|behaviour| *behaviour.driver_restarts.entry(node.to_owned()).or_default() += 1);
     }
 
     /// As it is now.

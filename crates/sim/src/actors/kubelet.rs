@@ -8,22 +8,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeSystemInfo, Pod};
+use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::{Api, Client, ResourceExt};
 use pitcrew_core::contract::{DEFAULT_LABEL_DOMAIN, Keys};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::behaviour::{Behaviour, Fault};
+use super::behaviour::Behaviour;
 use super::cache::{Cache, Change, Index, Informer, Key, Source};
+use super::clients::{GPU, is_device_plugin, is_operand, offer};
 use super::clock::Clock;
+use super::course::{Place, course};
+use super::dra::is_plugin;
 use super::drive::Actor;
-use super::object::{controller_of, is_finished, is_ready, is_terminating, node_of, value};
-use super::operator::{DEPLOY_DRIVER, DRIVER_APP, DRIVER_COMPONENT, VALIDATOR_APP};
-use super::pod_life::{Course, Life};
+use super::object::{is_finished, is_terminating, node_of};
+use super::on_node::{Obstacle, tell};
+use super::pod_life::{Course, Life, Machine};
 use super::pod_status::status_of;
 use super::queue::Queue;
-use super::render::SAFE_LOAD_CONTAINER;
+use super::role::{Role, annotated, asks_first, claims, role};
+use super::slices::{self, Slices};
 use super::write::{Holds, Write};
 
 /// On a pod: it ends by itself after so many seconds.
@@ -37,30 +42,24 @@ pub(super) enum Task {
     Everything,
     Node(String),
     Pod(Key),
+    /// What the node's DRA plugin publishes.
+    Slices(String),
 }
 
 pub(super) struct Kubelets {
     client: Client,
-    clock: Clock,
+    pub(super) clock: Clock,
     seed: u64,
-    behaviour: watch::Receiver<Behaviour>,
+    pub(super) behaviour: watch::Receiver<Behaviour>,
     nodes: Informer<Node>,
-    pods: Informer<Pod>,
-    pods_on: Index,
-    lives: BTreeMap<Key, Life>,
+    pub(super) pods: Informer<Pod>,
+    pub(super) pods_on: Index,
+    pub(super) lives: BTreeMap<Key, Life>,
+    pub(super) slices: Slices,
     /// When each terminating pod began to stop.
     stopping: BTreeMap<Key, Instant>,
     /// The annotation by which driver pods ask for a safe moment.
     safe_load: String,
-}
-
-/// What a pod is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Driver,
-    Validator,
-    Job,
-    Workload,
 }
 
 impl Kubelets {
@@ -78,6 +77,7 @@ impl Kubelets {
             pods: Informer::new(Api::all(client.clone())),
             pods_on: Index::default(),
             lives: BTreeMap::new(),
+            slices: Slices::new(&client),
             stopping: BTreeMap::new(),
             safe_load: Keys::new(&"gpu".into(), DEFAULT_LABEL_DOMAIN).safe_load,
             client,
@@ -95,21 +95,47 @@ impl Kubelets {
         if new.is_some_and(|pod| node_of(pod).is_some()) {
             queue.add(Task::Pod(change.key.clone()));
         }
-        // The node's validator depends on its driver.
-        let Some(driver) = new.or(old).filter(|pod| role(pod) == Role::Driver) else { return };
-        for key in self.pods_on.get(node_of(driver).unwrap_or_default()) {
-            if self.pods.cache.get(key).is_some_and(|pod| role(pod) == Role::Validator) {
+        if let Some(pod) = new.or(old) {
+            self.route_neighbours(pod, queue);
+        }
+    }
+
+    /// Who on the node depends on this pod.
+    fn route_neighbours(&mut self, pod: &Pod, queue: &mut Queue<Task>) {
+        let Some(node) = node_of(pod) else { return };
+        let changed = role(pod);
+        if is_device_plugin(pod) {
+            queue.add(Task::Node(node.to_owned()));
+        }
+        if is_plugin(pod) {
+            self.slices.in_use = true;
+            queue.add(Task::Slices(node.to_owned()));
+        }
+        let managed = self.behaviour.borrow().driver_manager;
+        let depends = |other: &Pod| match role(other) {
+            Role::Validator | Role::Client => changed == Role::Driver,
+            Role::Driver => managed && is_operand(pod),
+            Role::Job | Role::Workload => {
+                self.slices.in_use && claims(other) && matches!(changed, Role::Driver | Role::Client)
+            }
+        };
+        for key in self.pods_on.get(node) {
+            if self.pods.cache.get(key).is_some_and(|other| depends(other)) {
                 queue.add(Task::Pod(key.clone()));
             }
         }
     }
 
     fn look_everywhere(&self, queue: &mut Queue<Task>) {
-        self.nodes.cache.iter().for_each(|(key, _)| queue.add(Task::Node(key.name.clone())));
+        for (key, _) in self.nodes.cache.iter() {
+            queue.add(Task::Node(key.name.clone()));
+            queue.add(Task::Slices(key.name.clone()));
+        }
         self.pods.cache.iter().for_each(|(key, _)| queue.add(Task::Pod(key.clone())));
     }
 
-    /// Keeps the Ready condition true, or unknown on a node whose kubelet is dead, and the boot ID.
+    /// Keeps the Ready condition true, or unknown on a node whose kubelet is dead, the boot ID, and what the node
+    /// has to offer.
     fn look_node(&self, name: &str) -> Option<Write<Self>> {
         let node = self.nodes.cache.get(&Key::new("", name))?;
         let info = node.status.as_ref().and_then(|status| status.node_info.clone()).unwrap_or_default();
@@ -121,8 +147,10 @@ impl Kubelets {
             if self.is_down(name) { ("Unknown", "NodeStatusUnknown") } else { ("True", "KubeletReady") };
         let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
         let known = conditions.into_iter().flatten().find(|condition| condition.type_ == "Ready");
+        let offer = offer(node, self.has_device_plugin(name)).filter(|_| !self.is_down(name));
+        let offer = offer.map(|gpus| json!({"allocatable": {GPU: gpus}}));
         if known.is_some_and(|ready| ready.status == wanted) && info.boot_id == boot_id {
-            return None;
+            return offer.map(|offer| Write::merge_status(&self.client, node.as_ref(), &offer));
         }
         let now = Some(self.clock.now());
         let ready = NodeCondition {
@@ -133,7 +161,10 @@ impl Kubelets {
             last_transition_time: now,
             ..NodeCondition::default()
         };
-        let status = json!({"conditions": [ready], "nodeInfo": NodeSystemInfo { boot_id, ..info }});
+        let mut status = json!({"conditions": [ready], "nodeInfo": NodeSystemInfo { boot_id, ..info }});
+        if let Some(offer) = offer {
+            json_patch::merge(&mut status, &offer);
+        }
         Some(Write::merge_status(&self.client, node.as_ref(), &status))
     }
 
@@ -158,25 +189,66 @@ impl Kubelets {
         queue: &mut Queue<Task>,
     ) -> Vec<Write<Self>> {
         let (name, time) = (node.name_any(), self.clock.now());
-        let (boot, driver) = (self.boot(&name), self.driver_on(node));
-        let mut course = self.course(pod, &name, driver.as_deref());
-        let begin = || Life::of(pod, time.clone(), driver.as_deref(), boot);
+        let (driver, run) = (self.driver_on(node), self.driver_run(node));
+        let (boot, driver_restarts) = (self.boot(&name), self.driver_restarts(&name));
+        let place = Place { node: &name, seed: self.seed };
+        let mut course = course(&self.behaviour.borrow(), pod, place, driver.as_deref());
+        let obstacle = self.obstacle(pod, node, run.as_ref());
+        let machine = Machine { driver: driver.as_deref(), run: run.as_ref(), boot, driver_restarts };
+        let begin = || Life::of(pod, time.clone(), machine);
         let life = self.lives.entry(key.clone()).or_insert_with(begin);
+        let before = life.incarnation();
         life.live_in(boot);
-        if asks_first(pod) && !life.may_load(node.annotations().contains_key(&self.safe_load)) {
+        if role(pod) == Role::Driver {
+            life.restart_driver(driver_restarts, &course, now, &time);
+        }
+        if let Some(obstacle) = obstacle.as_ref().filter(|_| !life.is_past_init()) {
+            course = obstacle.course(&course);
+        } else if asks_first(pod) && !life.may_load(node.annotations().contains_key(&self.safe_load)) {
             course = Course::Ask { start: course.start() };
         }
         if let Some(at) = life.advance(&course, now, &time) {
             queue.add_at(Task::Pod(key.clone()), at);
+        }
+        if life.incarnation().is_some() && life.incarnation() != before {
+            life.saw = run;
         }
         let mut writes = Vec::new();
         if life.wants_to_load() {
             let wish = json!({"metadata": {"annotations": {&self.safe_load: "true"}}});
             writes.push(Write::patch(&self.client, node, wish));
         }
+        match obstacle.filter(|_| life.is_held()) {
+            Some(Obstacle::Operands(pods)) => {
+                let stay = pods.iter().filter(|pod| !is_terminating(pod.as_ref()));
+                writes.extend(stay.map(|pod| Write::delete(&self.client, pod.as_ref(), None)));
+            }
+            Some(Obstacle::Claims(why)) if life.told != Some(why) => {
+                writes.push(tell(&self.client, pod, why, &time));
+            }
+            _ => {}
+        }
         let status = status_of(pod, life, &time);
         if life.has_begun() && pod.status.as_ref() != Some(&status) {
             writes.push(Write::status(&self.client, pod.as_ref(), &status));
+        }
+        writes
+    }
+
+    fn look_slices(&mut self, name: &str, queue: &mut Queue<Task>) -> Vec<Write<Self>> {
+        if !self.slices.in_use || self.is_down(name) {
+            return Vec::new();
+        }
+        let place = slices::Place {
+            name,
+            node: self.nodes.cache.get(&Key::new("", name)).map(AsRef::as_ref),
+            boot: self.boot(name),
+            plugin: self.publisher(name),
+            second_after: self.behaviour.borrow().second_slice_after,
+        };
+        let (writes, again) = self.slices.look(&self.client, &place, Instant::now());
+        if let Some(at) = again {
+            queue.add_at(Task::Slices(name.to_owned()), at);
         }
         writes
     }
@@ -214,62 +286,12 @@ impl Kubelets {
         annotated(pod, STOP_SECONDS).unwrap_or(by_role)
     }
 
-    /// What the pod is going to do, as things stand.
-    fn course(&self, pod: &Pod, node: &str, driver: Option<&str>) -> Course {
-        let behaviour = self.behaviour.borrow();
-        let timing = &behaviour.timing;
-        match role(pod) {
-            Role::Driver => self.driver_course(&behaviour, pod, node),
-            Role::Validator if behaviour.unproven.contains(node) => {
-                Course::Hang { start: timing.validator_start }
-            }
-            Role::Validator => {
-                let start =
-                    behaviour.jittered(timing.validator_start, self.seed, &format!("{node}/validator"));
-                Course::Follow { start, driver: driver.map(str::to_owned) }
-            }
-            Role::Job => {
-                let start = behaviour.jittered(timing.workload_start, self.seed, &pod.name_any());
-                let name = controller_of(pod).map_or_else(|| pod.name_any(), |owner| owner.name.clone());
-                let rule = behaviour.job(self.seed, node, &name);
-                let run = annotated(pod, RUN_SECONDS).or(rule.map(|rule| rule.run)).unwrap_or(timing.job_run);
-                let message = rule.map(|rule| rule.message.clone()).unwrap_or_default();
-                Course::Finish { start, run, exit_code: rule.map_or(0, |rule| rule.exit_code), message }
-            }
-            Role::Workload => {
-                let start = behaviour.jittered(timing.workload_start, self.seed, &pod.name_any());
-                Course::Run { start, warm_up: Duration::ZERO }
-            }
-        }
-    }
-
-    fn driver_course(&self, behaviour: &Behaviour, pod: &Pod, node: &str) -> Course {
-        let version = driver_version(pod).unwrap_or_default();
-        let whole =
-            behaviour.jittered(behaviour.timing.driver_start, self.seed, &format!("{node}/{version}"));
-        let start = whole / 5;
-        match behaviour.fault(self.seed, node, &version) {
-            None => Course::Run { start, warm_up: whole.saturating_sub(start) },
-            Some(Fault::CrashLoop) => Course::Crash { start, after: behaviour.timing.crash_after },
-            Some(Fault::ImageMissing) => Course::NoImage { start },
-            Some(Fault::Hang) => Course::Hang { start },
-        }
-    }
-
-    /// Who provides the driver on a node: the UID of its driver pod while that is Ready, or the machine itself.
-    fn driver_on(&self, node: &Node) -> Option<String> {
-        if value(node.metadata.labels.as_ref(), DEPLOY_DRIVER) != Some("true") {
-            return Some("host".into());
-        }
-        let pods =
-            self.pods_on.get(node.metadata.name.as_deref()?).filter_map(|key| self.pods.cache.get(key));
-        let mut ready =
-            pods.filter(|pod| role(pod) == Role::Driver && is_ready(pod) && !is_terminating(pod.as_ref()));
-        ready.next()?.metadata.uid.clone()
-    }
-
-    fn boot(&self, node: &str) -> u32 {
+    pub(super) fn boot(&self, node: &str) -> u32 {
         self.behaviour.borrow().boots.get(node).copied().unwrap_or(0)
+    }
+
+    fn driver_restarts(&self, node: &str) -> u32 {
+        self.behaviour.borrow().driver_restarts.get(node).copied().unwrap_or(0)
     }
 
     fn is_down(&self, node: &str) -> bool {
@@ -277,49 +299,23 @@ impl Kubelets {
     }
 }
 
-/// Whether a driver pod loads its driver only when somebody says so.
-fn asks_first(pod: &Pod) -> bool {
-    let init = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref());
-    init.into_iter().flatten().any(|container| container.name == SAFE_LOAD_CONTAINER)
-}
-
-fn role(pod: &Pod) -> Role {
-    let label = |key| value(pod.metadata.labels.as_ref(), key);
-    if label("app") == Some(DRIVER_APP) || label("app.kubernetes.io/component") == Some(DRIVER_COMPONENT) {
-        Role::Driver
-    } else if label("app") == Some(VALIDATOR_APP) {
-        Role::Validator
-    } else if controller_of(pod).is_some_and(|owner| owner.kind == "Job")
-        || annotated(pod, RUN_SECONDS).is_some()
-    {
-        Role::Job
-    } else {
-        Role::Workload
-    }
-}
-
-/// `nvcr.io/nvidia/driver:535.104.05-ubuntu22.04` is 535.104.05.
-fn driver_version(pod: &Pod) -> Option<String> {
-    let image = pod.spec.as_ref()?.containers.first()?.image.as_deref()?;
-    let (_, tag) = image.rsplit_once(':')?;
-    Some(tag.rsplit_once('-').map_or(tag, |(version, _)| version).to_owned())
-}
-
-fn annotated(pod: &Pod, key: &str) -> Option<Duration> {
-    let seconds: f64 = value(pod.metadata.annotations.as_ref(), key)?.parse().ok()?;
-    Duration::try_from_secs_f64(seconds).ok()
-}
-
 impl Actor for Kubelets {
     type Task = Task;
 
     fn sources(&mut self) -> Vec<&mut dyn Source> {
-        vec![&mut self.nodes, &mut self.pods]
+        let mut sources: Vec<&mut dyn Source> = vec![&mut self.nodes, &mut self.pods];
+        if self.slices.in_use {
+            sources.push(&mut self.slices.informer);
+        }
+        sources
     }
 
     fn route(&mut self, queue: &mut Queue<Task>) {
         for change in self.nodes.cache.take_changes() {
             queue.add(Task::Node(change.key.name.clone()));
+            if self.slices.in_use {
+                queue.add(Task::Slices(change.key.name.clone()));
+            }
             let asked = |node: Option<&Arc<Node>>| {
                 node.is_some_and(|node| node.annotations().contains_key(&self.safe_load))
             };
@@ -331,6 +327,7 @@ impl Actor for Kubelets {
         for change in self.pods.cache.take_changes() {
             self.route_pod(&change, queue);
         }
+        self.slices.take_changes().into_iter().for_each(|node| queue.add(Task::Slices(node)));
     }
 
     fn look(&mut self, task: &Task, queue: &mut Queue<Task>) -> Vec<Write<Self>> {
@@ -341,6 +338,7 @@ impl Actor for Kubelets {
             }
             Task::Node(name) => self.look_node(name).into_iter().collect(),
             Task::Pod(key) => self.look_pod(key, queue),
+            Task::Slices(node) => self.look_slices(node, queue),
         }
     }
 }
@@ -354,5 +352,11 @@ impl Holds<Node> for Kubelets {
 impl Holds<Pod> for Kubelets {
     fn cache(&mut self) -> &mut Cache<Pod> {
         &mut self.pods.cache
+    }
+}
+
+impl Holds<ResourceSlice> for Kubelets {
+    fn cache(&mut self) -> &mut Cache<ResourceSlice> {
+        &mut self.slices.informer.cache
     }
 }

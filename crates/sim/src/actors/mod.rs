@@ -7,9 +7,11 @@
 //!  manager.rs   built-in controllers over one set of watches (world.rs), embedded cluster only:
 //!               daemon_set.rs (revision.rs)  deployment.rs  replica_set.rs  stateful_set.rs  job.rs
 //!               scheduler.rs  budget.rs  gc.rs           who may be where: placement.rs, quantity.rs
-//!  operator.rs  ClusterPolicy and NVIDIADriver into DaemonSets (render.rs, crds.rs)          anywhere
+//!  operator.rs  ClusterPolicy and NVIDIADriver into DaemonSets (render.rs, clients.rs, crds.rs)   anywhere
 //!  sentinel.rs  NVSentinel: conditions, quarantine, circuit breaker                           anywhere
-//!  kubelet.rs   all simulated nodes (pod_life.rs, pod_status.rs), as behaviour.rs says        anywhere
+//!  kubelet.rs   all simulated nodes, as behaviour.rs says; a pod is for something (role.rs), has plans
+//!               (course.rs), lives (pod_life.rs) beside others (on_node.rs) and tells (pod_status.rs);
+//!               DRA plugins (dra.rs) publish devices (slices.rs)                              anywhere
 //! ```
 //!
 //! Everything is ordered and seeded: on a paused current-thread runtime two runs make the same requests.
@@ -17,16 +19,20 @@
 mod behaviour;
 mod budget;
 mod cache;
+mod clients;
 mod clock;
+mod course;
 pub(crate) mod crds;
 mod daemon_set;
 mod deployment;
+mod dra;
 mod drive;
 mod gc;
 mod job;
 mod kubelet;
 mod manager;
 mod object;
+mod on_node;
 mod operator;
 mod placement;
 mod pod_life;
@@ -36,8 +42,10 @@ mod queue;
 mod render;
 mod replica_set;
 mod revision;
+mod role;
 mod scheduler;
 mod sentinel;
+mod slices;
 mod stateful_set;
 mod world;
 mod write;
@@ -50,8 +58,12 @@ use jiff::Timestamp;
 use kube::Client;
 use tokio::task::JoinSet;
 
-pub use behaviour::{Behaviour, BehaviourHandle, DriverFault, Fault, JobRule, Nodes, Timing};
+pub use behaviour::{Behaviour, BehaviourHandle, ClientFault, DriverFault, Fault, JobRule, Nodes, Timing};
 pub(crate) use cache::{Informer, changed};
+pub(crate) use clients::GPU;
+pub use clients::{OPERANDS, Operand};
+pub(crate) use dra::{DEPLOY_DRA, is_plugin};
+pub use dra::{DRA_DRIVER, Dra, DraIdentity};
 pub use kubelet::{RUN_SECONDS, STOP_SECONDS};
 pub(crate) use object::is_ready;
 pub use operator::{

@@ -32,12 +32,18 @@ pub(super) enum Course {
     Follow { start: Duration, driver: Option<String> },
     /// Its init container waits for a safe moment to load the driver.
     Ask { start: Duration },
+    /// Its init container waits, for the driver or for others to leave.
+    Gate { start: Duration },
+    /// The kubelet cannot prepare what it claims.
+    Unprepared { start: Duration },
 }
 
 /// What the main container is doing.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Container {
     Creating,
+    /// Told about, because claims that cannot be prepared keep it from anything further.
+    Unprepared,
     /// The last init container runs.
     Initializing {
         since: Time,
@@ -79,7 +85,31 @@ enum Stage {
     Waiting,
     /// Not before somebody says that the driver may load.
     Asking,
+    /// Not before what it waits for has happened.
+    Held,
     Over,
+}
+
+/// A driver that runs, or ran: one container from its start to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct DriverRun {
+    pub(super) id: String,
+    /// As in the image's tag; unknown of a driver that came with the machine.
+    pub(super) version: Option<String>,
+    /// When the container started.
+    pub(super) since: Option<Time>,
+}
+
+/// What a kubelet knows of its machine when it takes up a pod.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Machine<'a> {
+    /// Who provides the driver.
+    pub(super) driver: Option<&'a str>,
+    pub(super) run: Option<&'a DriverRun>,
+    /// How often it has booted.
+    pub(super) boot: u32,
+    /// How often its driver container was made to restart.
+    pub(super) driver_restarts: u32,
 }
 
 /// The hand-shake of a driver pod that loads only at a safe moment.
@@ -106,11 +136,18 @@ pub(super) struct Life {
     load: Load,
     /// The node's boot in which it lives.
     boot: u32,
+    /// How often the node's driver container was made to restart, as far as this pod knows.
+    driver_restarts: u32,
+    /// The driver that ran when the main container started, which is the one that its process has open.
+    pub(super) saw: Option<DriverRun>,
+    /// Why it does not start, as people were told.
+    pub(super) told: Option<&'static str>,
 }
 
 impl Life {
     /// Takes up a pod where its status says it is: pods outlive the actor that plays their kubelet.
-    pub(super) fn of(pod: &Pod, now: Time, driver: Option<&str>, boot: u32) -> Self {
+    pub(super) fn of(pod: &Pod, now: Time, machine: Machine<'_>) -> Self {
+        let Machine { driver, run, boot, driver_restarts } = machine;
         let status = pod.status.as_ref();
         let first = status.and_then(|status| status.container_statuses.as_ref()?.first());
         let running = first.and_then(|first| first.state.as_ref()?.running.as_ref()?.started_at.clone());
@@ -120,6 +157,7 @@ impl Life {
             () if ready => Stage::Ready { until: None },
             () => Stage::New,
         };
+        let saw = run.filter(|run| running.is_some() && running >= run.since).cloned();
         Self {
             uid: pod.metadata.uid.clone().unwrap_or_default(),
             load: if running.is_some() { Load::Granted } else { Load::Unasked },
@@ -132,6 +170,9 @@ impl Life {
             follows: driver.filter(|_| ready).map(str::to_owned),
             failures: 0,
             boot,
+            driver_restarts,
+            saw,
+            told: None,
         }
     }
 
@@ -140,12 +181,53 @@ impl Life {
         self.container != Container::Creating || self.restarts > 0
     }
 
+    /// Whether the main container has started since the pod did: from then on no init container runs again.
+    pub(super) fn is_past_init(&self) -> bool {
+        matches!(self.container, Container::Running { .. } | Container::BackingOff)
+    }
+
+    /// The same, of a pod that may not know yet that its node has booted.
+    pub(super) fn is_past_init_in(&self, boot: u32) -> bool {
+        self.boot == boot && self.is_past_init()
+    }
+
+    /// Something keeps its main container from starting.
+    pub(super) fn is_held(&self) -> bool {
+        self.stage == Stage::Held
+    }
+
+    /// The container that runs, by how often there was one before.
+    pub(super) fn incarnation(&self) -> Option<i32> {
+        matches!(self.container, Container::Running { .. }).then_some(self.restarts)
+    }
+
+    /// The driver that this pod's container is, once it is loaded.
+    pub(super) fn as_driver(&self, version: Option<String>, boot: u32) -> Option<DriverRun> {
+        let Container::Running { since } = &self.container else { return None };
+        let runs = self.ready && self.boot == boot;
+        let id = format!("{}/{}", self.uid, self.restarts);
+        runs.then(|| DriverRun { id, version, since: Some(since.clone()) })
+    }
+
+    /// The driver's container ends and starts again where it is, once for each time it was told to.
+    pub(super) fn restart_driver(&mut self, times: u32, course: &Course, now: Instant, time: &Time) {
+        if self.driver_restarts == times {
+            return;
+        }
+        self.driver_restarts = times;
+        if self.incarnation().is_some() {
+            self.ready = false;
+            self.last_exit = Some(self.exit(1, "", time));
+            self.start(course, now, time);
+        }
+    }
+
     /// A node that booted starts all its pods again.
     pub(super) fn live_in(&mut self, boot: u32) {
         if self.boot == boot || self.stage == Stage::Over {
             return;
         }
-        self.restarts += i32::from(self.has_begun());
+        self.restarts += i32::from(self.is_past_init());
         (self.boot, self.container, self.ready) = (boot, Container::Creating, false);
         (self.stage, self.load, self.follows) = (Stage::New, Load::Unasked, None);
     }
@@ -194,6 +276,9 @@ impl Life {
             Stage::Warming { at } if now >= at => self.warmed_up(course, now, time),
             Stage::BackingOff { until } if now >= until => self.start(course, now, time),
             Stage::Ready { until } => self.while_ready(course, until, now, time),
+            Stage::Held if !matches!(course, Course::Gate { .. } | Course::Unprepared { .. }) => {
+                self.start(course, now, time);
+            }
             Stage::Asking if !matches!(course, Course::Ask { .. }) => self.start(course, now, time),
             _ => {}
         }
@@ -210,9 +295,15 @@ impl Life {
             self.stage = Stage::Asking;
             return;
         }
-        if matches!(self.container, Container::Running { .. } | Container::BackingOff) {
-            self.restarts += 1;
+        if let Course::Gate { .. } | Course::Unprepared { .. } = course {
+            self.container = match course {
+                Course::Gate { .. } => Container::Initializing { since: time.clone() },
+                _ => Container::Unprepared,
+            };
+            self.stage = Stage::Held;
+            return;
         }
+        self.restarts += i32::from(self.is_past_init());
         self.container = Container::Running { since: time.clone() };
         self.stage = match course {
             Course::Run { warm_up, .. } => Stage::Warming { at: now + *warm_up },
@@ -300,7 +391,9 @@ impl Course {
             | Self::NoImage { start }
             | Self::Hang { start }
             | Self::Follow { start, .. }
-            | Self::Ask { start } => *start,
+            | Self::Ask { start }
+            | Self::Gate { start }
+            | Self::Unprepared { start } => *start,
         }
     }
 }

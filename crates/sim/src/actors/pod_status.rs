@@ -22,8 +22,9 @@ pub(super) fn status_of(pod: &Pod, life: &Life, now: &Time) -> PodStatus {
     let reason = (!life.ready).then_some(if finished { "PodCompleted" } else { "ContainersNotReady" });
     let conditions = status.conditions.get_or_insert_default();
     set(conditions, "PodScheduled", true, None, now);
-    set(conditions, "PodReadyToStartContainers", true, None, now);
-    let initialized = !matches!(life.container, Container::Initializing { .. });
+    let prepared = life.container != Container::Unprepared;
+    set(conditions, "PodReadyToStartContainers", prepared, None, now);
+    let initialized = prepared && !matches!(life.container, Container::Initializing { .. });
     set(conditions, "Initialized", initialized, None, now);
     set(conditions, "ContainersReady", life.ready, reason, now);
     set(conditions, "Ready", life.ready, reason, now);
@@ -33,7 +34,9 @@ pub(super) fn status_of(pod: &Pod, life: &Life, now: &Time) -> PodStatus {
 fn phase(life: &Life) -> &'static str {
     match &life.container {
         Container::Creating if life.restarts > 0 => "Running",
-        Container::Creating | Container::Initializing { .. } | Container::NoImage => "Pending",
+        Container::Creating | Container::Unprepared | Container::Initializing { .. } | Container::NoImage => {
+            "Pending"
+        }
         Container::Running { .. } | Container::BackingOff => "Running",
         Container::Exited(exit) if exit.code == 0 => "Succeeded",
         Container::Exited(_) => "Failed",
@@ -64,7 +67,7 @@ fn set(conditions: &mut Vec<PodCondition>, kind: &str, holds: bool, reason: Opti
 fn main_status(container: &ContainerSpec, life: &Life) -> ContainerStatus {
     let image = container.image.clone().unwrap_or_default();
     let state = match &life.container {
-        Container::Creating => waiting("ContainerCreating", None),
+        Container::Creating | Container::Unprepared => waiting("ContainerCreating", None),
         Container::Initializing { .. } => waiting("PodInitializing", None),
         Container::NoImage => {
             waiting("ImagePullBackOff", Some(format!("Back-off pulling image \"{image}\"")))

@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::core::DynamicObject;
 use serde_json::{Value, json};
 
+use super::clients;
 use super::object::{fnv, hash_name};
 use super::operator::{
     DEPLOY_DRIVER, DEPLOY_VALIDATOR, DRIVER_APP, DRIVER_COMPONENT, DRIVER_OWNER, KERNEL, LAST_APPLIED,
@@ -17,7 +18,7 @@ use super::operator::{
 const OS_TAG: &str = "ubuntu22.04";
 const MANAGER_IMAGE: &str = "nvcr.io/nvidia/cloud-native/k8s-driver-manager:v0.8.0";
 const SAFE_LOAD_IMAGE: &str = "ghcr.io/mellanox/network-operator-init-container:v0.0.3";
-const VALIDATOR_IMAGE: &str = "nvcr.io/nvidia/cloud-native/gpu-operator-validator:v25.3.0";
+pub(super) const VALIDATOR_IMAGE: &str = "nvcr.io/nvidia/cloud-native/gpu-operator-validator:v25.3.0";
 
 /// The init container that waits for a safe moment to load the driver.
 pub(super) const SAFE_LOAD_CONTAINER: &str = "network-operator-init-container";
@@ -47,6 +48,7 @@ pub(super) fn of_cluster_policy(policy: &DynamicObject, kernels: &BTreeSet<Strin
     if spec["validator"]["enabled"] != false {
         sets.extend(validator_set(&owner));
     }
+    sets.extend(clients::sets(spec, &owner));
     sets
 }
 
@@ -139,7 +141,7 @@ fn validator_set(owner: &OwnerReference) -> Option<DaemonSet> {
     daemon_set(VALIDATOR_APP, &json!({"app": VALIDATOR_APP}), "RollingUpdate", &pod, owner)
 }
 
-fn daemon_set(
+pub(super) fn daemon_set(
     name: &str,
     labels: &Value,
     strategy: &str,

@@ -12,6 +12,7 @@ use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet, Deployment, Repl
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
@@ -87,11 +88,17 @@ namespaced!(
     ConfigMap
 );
 
-impl Kind for Node {
-    fn api(client: &Client, _namespace: &str) -> Api<Self> {
-        Api::all(client.clone())
-    }
+macro_rules! cluster_wide {
+    ($($kind:ty),*) => {$(
+        impl Kind for $kind {
+            fn api(client: &Client, _namespace: &str) -> Api<Self> {
+                Api::all(client.clone())
+            }
+        }
+    )*};
 }
+
+cluster_wide!(Node, ResourceSlice);
 
 impl<A: 'static> Write<A> {
     /// Any request; `fold` says what its answer means.

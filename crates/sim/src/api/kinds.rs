@@ -144,6 +144,7 @@ const BUILT_IN: &[Row] = {
         ("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", &[Namespaced, Status, Generation]),
         ("coordination.k8s.io", "v1", "leases", "Lease", &[Namespaced]),
         ("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", &[Namespaced, Status, UnconditionalUpdate]),
+        ("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", &[Generation, UnconditionalUpdate, ReturnsDeleted]),
         ("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", &[Generation, UnconditionalUpdate]),
         ("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", &[Status, Generation]),
     ]

@@ -1,5 +1,7 @@
 //! Stories through the embedded API: what each actor does in a small cluster, on virtual time.
 
+mod clients;
+mod dra;
 mod fleet;
 mod platform;
 mod workloads;

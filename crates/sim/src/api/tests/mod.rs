@@ -8,6 +8,7 @@ mod objects;
 mod patches;
 mod pods;
 mod server;
+mod slices;
 mod watches;
 
 use super::{ApiServer, Fault};

@@ -1,0 +1,75 @@
+//! What a pod is going to do, as its role and the behaviour table have it. Values in, a `Course` out.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+
+use super::behaviour::{Behaviour, Fault};
+use super::kubelet::RUN_SECONDS;
+use super::object::controller_of;
+use super::pod_life::Course;
+use super::role::{Role, annotated, driver_version, role};
+
+/// Where, and by whose chance.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place<'a> {
+    pub(super) node: &'a str,
+    pub(super) seed: u64,
+}
+
+/// What `pod` does if nothing comes in between; `driver` is who provides the node's driver now.
+pub(super) fn course(behaviour: &Behaviour, pod: &Pod, place: Place<'_>, driver: Option<&str>) -> Course {
+    let Place { node, seed } = place;
+    let timing = &behaviour.timing;
+    match role(pod) {
+        Role::Driver => of_driver(behaviour, pod, place),
+        Role::Validator if behaviour.unproven.contains(node) => {
+            Course::Hang { start: timing.validator_start }
+        }
+        Role::Validator => {
+            let start = behaviour.jittered(timing.validator_start, seed, &format!("{node}/validator"));
+            Course::Follow { start, driver: driver.map(str::to_owned) }
+        }
+        Role::Client => of_client(behaviour, pod, place),
+        Role::Job => {
+            let start = behaviour.jittered(timing.workload_start, seed, &pod.name_any());
+            let name = controller_of(pod).map_or_else(|| pod.name_any(), |owner| owner.name.clone());
+            let rule = behaviour.job(seed, node, &name);
+            let run = annotated(pod, RUN_SECONDS).or(rule.map(|rule| rule.run)).unwrap_or(timing.job_run);
+            let message = rule.map(|rule| rule.message.clone()).unwrap_or_default();
+            Course::Finish { start, run, exit_code: rule.map_or(0, |rule| rule.exit_code), message }
+        }
+        Role::Workload => {
+            let start = behaviour.jittered(timing.workload_start, seed, &pod.name_any());
+            Course::Run { start, warm_up: Duration::ZERO }
+        }
+    }
+}
+
+fn of_driver(behaviour: &Behaviour, pod: &Pod, Place { node, seed }: Place<'_>) -> Course {
+    let version = driver_version(pod).unwrap_or_default();
+    let whole = behaviour.jittered(behaviour.timing.driver_start, seed, &format!("{node}/{version}"));
+    let start = whole / 5;
+    let run = Course::Run { start, warm_up: whole.saturating_sub(start) };
+    broken(behaviour, run, behaviour.fault(seed, node, &version))
+}
+
+/// As long from the gate to Ready as it took to the gate.
+fn of_client(behaviour: &Behaviour, pod: &Pod, Place { node, seed }: Place<'_>) -> Course {
+    let client = controller_of(pod).map_or_else(|| pod.name_any(), |owner| owner.name.clone());
+    let start = behaviour.jittered(behaviour.timing.workload_start, seed, &format!("{node}/{client}"));
+    let run = Course::Run { start, warm_up: start };
+    broken(behaviour, run, behaviour.client_fault(seed, node, &client))
+}
+
+/// `run`, but for what is wrong.
+fn broken(behaviour: &Behaviour, run: Course, fault: Option<Fault>) -> Course {
+    let start = run.start();
+    match fault {
+        None => run,
+        Some(Fault::CrashLoop) => Course::Crash { start, after: behaviour.timing.crash_after },
+        Some(Fault::ImageMissing) => Course::NoImage { start },
+        Some(Fault::Hang) => Course::Hang { start },
+    }
+}
