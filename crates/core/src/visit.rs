@@ -88,9 +88,6 @@ pub struct Walk {
     /// When somebody's uncordon was undone: until then, anything could be put on the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recordoned: Option<Timestamp>,
-    /// When the new driver was found ready.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ready: Option<Timestamp>,
     /// The driver pod whose trouble was told in an event: once each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub told: Option<Uid>,
@@ -346,7 +343,6 @@ impl Walk {
             replace: None,
             came_back: 0,
             recordoned: None,
-            ready: None,
             told: None,
             failure: None,
         }
@@ -355,8 +351,7 @@ impl Walk {
     /// The same walk, one state on.
     #[must_use]
     pub fn enter(&self, state: State, now: Timestamp) -> Self {
-        let ready = if state == State::ValidationRequired { Some(now) } else { self.ready };
-        Self { state, since: now, paused: Pause::default(), failure: None, ready, ..self.clone() }
+        Self { state, since: now, paused: Pause::default(), failure: None, ..self.clone() }
     }
 
     /// The same walk from its beginning, to `target`, because a person or a new version asks for it.

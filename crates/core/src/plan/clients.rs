@@ -27,6 +27,9 @@ pub(super) const REFRESHES_MAX: usize = 5;
 /// So long after it was made, a client pod is not counted as one that is just coming back.
 const COMING_BACK: SignedDuration = SignedDuration::from_mins(2);
 
+/// A plugin that is ready so long has published what it offers.
+const PUBLISHED_AFTER: SignedDuration = SignedDuration::from_secs(10);
+
 /// How a client is treated.
 #[derive(Clone, Copy)]
 pub(super) struct Rule {
@@ -104,11 +107,6 @@ impl<'a> Survey<'a> {
         let open = |client: &&Client<'a>| client.standing != Standing::Fresh && is_due(client);
         let first = self.clients.iter().filter(open).map(|client| client.rule.order).min();
         self.clients.iter().filter(open).filter(|client| Some(client.rule.order) == first).collect()
-    }
-
-    fn has(&self, wanted: impl Fn(ClientKind) -> bool) -> bool {
-        let kinds = self.clients.iter().filter_map(|client| client.pod?.client);
-        kinds.into_iter().any(wanted)
     }
 }
 
@@ -239,8 +237,8 @@ pub(super) fn come_back(
     let due = |client: &Client<'_>| client.rule.required || !ran_out(view, until_of(view, walk, client));
     let open = survey.next(due);
     let Some(first) = open.first() else {
-        return offers(view, member, &survey, before.devices)
-            .map(|found| refreshing(view, member, walk, found, until));
+        let missing = offers(view, member, &survey, before.devices)?;
+        return Some(wait_for_offers(view, member, walk, missing, until));
     };
     let limit = until_of(view, walk, first).min(until);
     if ran_out(view, limit) {
@@ -261,18 +259,26 @@ pub(super) fn come_back(
 }
 
 /// What the clients offer is not there yet: as for validation, which it is a part of.
-fn refreshing(
+fn wait_for_offers(
     view: &View<'_>,
     member: &Member<'_>,
     walk: &Walk,
-    found: Finding,
+    missing: Missing<'_>,
     until: Timestamp,
 ) -> Decision {
+    let stale = missing.stale_plugin(view.snapshot.now);
+    let found = missing.found;
     if ran_out(view, until) {
         let seconds = view.policy.limits.validation.as_secs();
         return fail(view, member, walk, Cause::NotValidated { found, seconds });
     }
-    Decision::stay(Reason::ClientsComeBack { found, until })
+    let mut decision = Decision::stay(Reason::ClientsComeBack { found, until });
+    match stale {
+        Some(Ok(plugin)) => decision.actions.extend(delete(view.snapshot, plugin, &mut decision.wake_at)),
+        Some(Err(at)) => decision.wake_at = Some(at.min(until)),
+        None => {}
+    }
+    decision
 }
 
 /// Until when a client has to be back: counted from the visit's validation, or from when its new pod was made.
@@ -282,9 +288,13 @@ fn until_of(view: &View<'_>, walk: &Walk, client: &Client<'_>) -> Timestamp {
     deadline(view, walk, client.rule.timeout.saturating_add(later))
 }
 
-/// Deletes a stale client, unless that is under way or has to cool off.
 fn replace(snapshot: &Snapshot, client: &Client<'_>, wake_at: &mut Option<Timestamp>) -> Option<Action> {
     let pod = client.pod.filter(|_| matches!(client.standing, Standing::Stale(_)))?;
+    delete(snapshot, pod, wake_at)
+}
+
+/// Deletes a stale client, unless that is under way or has to cool off.
+fn delete(snapshot: &Snapshot, pod: &Pod, wake_at: &mut Option<Timestamp>) -> Option<Action> {
     if !may_be_asked(snapshot, pod) {
         if let Some(setback) = snapshot.setbacks.get(&Object::Pod(pod.name.clone())) {
             *wake_at = Some(wake_at.map_or(setback.retry_at, |at| at.min(setback.retry_at)));
@@ -294,23 +304,47 @@ fn replace(snapshot: &Snapshot, client: &Client<'_>, wake_at: &mut Option<Timest
     Some(Action::Delete(pod_ref(pod), DeleteWhy::StaleClient))
 }
 
+/// What is missing of what the clients offer.
+pub(super) struct Missing<'a> {
+    pub(super) found: Finding,
+    /// The plugin, if it tells of another driver and may have started before this one was ready: start times are whole
+    /// seconds, so one that opened the old driver in the second in which it went looks fresh.
+    plugin: Option<&'a Pod>,
+}
+
+impl<'a> Missing<'a> {
+    fn plain(what: String) -> Self {
+        Self { found: Finding::plain(what), plugin: None }
+    }
+
+    /// The plugin that has to be replaced, or when that is known: a fresh one needs a moment to publish.
+    pub(super) fn stale_plugin(&self, now: Timestamp) -> Option<Result<&'a Pod, Timestamp>> {
+        let plugin = self.plugin?;
+        let at = plugin.ready_since.unwrap_or(plugin.created).saturating_add(PUBLISHED_AFTER).ok()?;
+        Some(if at <= now { Ok(plugin) } else { Err(at) })
+    }
+}
+
 /// What is missing of what the clients offer: complete ResourceSlices of the driver that runs, and all devices.
 pub(super) fn offers<'a>(
     view: &View<'a>,
     member: &Member<'a>,
     survey: &Survey<'a>,
     before: u32,
-) -> Option<Finding> {
-    if survey.has(|kind| kind == ClientKind::DraPlugin { gpus: true })
-        && let Some(slices) = &view.snapshot.slices
-        && let Some(driver) = member.pod
-        && let Some(what) = incomplete(slices, member.name, running_version(driver).as_ref())
+) -> Option<Missing<'a>> {
+    let plugin = survey.clients.iter().filter_map(|client| client.pod);
+    let plugin = plugin.into_iter().find(|pod| pod.client == Some(ClientKind::DraPlugin { gpus: true }));
+    if let (Some(plugin), Some(slices), Some(driver)) = (plugin, &view.snapshot.slices, member.pod)
+        && let Some(incomplete) = incomplete(slices, member.name, running_version(driver).as_ref())
     {
-        return Some(Finding::plain(what));
+        let early = plugin.oldest_started.is_some_and(|started| started <= survey.epoch.ready);
+        let suspect = early && matches!(incomplete, Incomplete::OtherDriver(_));
+        let (Incomplete::OtherDriver(what) | Incomplete::NotThere(what)) = incomplete;
+        return Some(Missing { plugin: Some(plugin).filter(|_| suspect), ..Missing::plain(what) });
     }
     let now = devices(view, member);
     let what = || format!("the node offers {now} of the {before} devices that it had before");
-    (now < before).then(|| Finding::plain(what()))
+    (now < before).then(|| Missing::plain(what()))
 }
 
 /// The version in a driver pod's image, if it is a whole one: precompiled drivers are tagged by branch and kernel.
@@ -320,17 +354,23 @@ fn running_version(driver: &Pod) -> Option<DriverVersion> {
 }
 
 /// Why the slices of a node do not describe its driver yet.
+enum Incomplete {
+    NotThere(String),
+    OtherDriver(String),
+}
+
 fn incomplete(
     slices: &BTreeMap<Box<str>, Slice>,
     node: &NodeName,
     version: Option<&DriverVersion>,
-) -> Option<String> {
+) -> Option<Incomplete> {
     let mut pools: BTreeMap<&str, Vec<(&str, &Slice)>> = BTreeMap::new();
     for (name, slice) in slices.iter().filter(|(_, slice)| slice.node == *node) {
         pools.entry(&slice.pool).or_default().push((name, slice));
     }
     if pools.is_empty() {
-        return Some("the DRA plugin has not published a ResourceSlice for this node yet".to_owned());
+        let what = "the DRA plugin has not published a ResourceSlice for this node yet";
+        return Some(Incomplete::NotThere(what.to_owned()));
     }
     pools.into_iter().find_map(|(pool, slices)| {
         let newest = slices.iter().map(|(_, slice)| slice.generation).max()?;
@@ -338,13 +378,15 @@ fn incomplete(
         let current: Vec<(&str, &Slice)> = current.collect();
         let (there, wanted) = (current.len(), current.first()?.1.count);
         if i64::try_from(there).is_ok_and(|there| there < wanted) {
-            return Some(format!("{there} of the {wanted} ResourceSlices of pool {pool} are published"));
+            let what = format!("{there} of the {wanted} ResourceSlices of pool {pool} are published");
+            return Some(Incomplete::NotThere(what));
         }
         let version = version?;
         let (name, other) = current.into_iter().find_map(|(name, slice)| {
             slice.versions.iter().find(|told| *told != version).map(|told| (name, told))
         })?;
-        Some(format!("resourceslice/{name} tells driver {other}, the node runs {version}"))
+        let what = format!("resourceslice/{name} tells driver {other}, the node runs {version}");
+        Some(Incomplete::OtherDriver(what))
     })
 }
 

@@ -94,7 +94,7 @@ pub(super) fn cordon_again(view: &View<'_>, member: &Member<'_>, visit: &Visit, 
     patch.to = None;
     patch.unschedulable = Some(true);
     patch.annotations.set(VISIT_ANNOTATION, Some(visit.to_text()));
-    patch.event = warning(view, message);
+    patch.event = Some(warning(view, message));
     Decision::act(Reason::Writing, Action::PatchNode(patch))
 }
 
@@ -143,7 +143,7 @@ pub(super) fn give_back(
         }
         GivenBack::Aborted => "Given back with its old driver: the rollout was aborted".to_owned(),
     };
-    patch.event = warning(view, message);
+    patch.event = Some(warning(view, message));
     Decision::act(Reason::Moving { to }, Action::PatchNode(patch))
 }
 

@@ -94,7 +94,7 @@ pub(super) fn hold_again(
     let message = format!(
         "The node was given back to NVSentinel during its driver upgrade; set {label}={OPTED_OUT} again"
     );
-    patch.event = warning(view, message);
+    patch.event = Some(warning(view, message));
     Some(Decision::act(Reason::Writing, Action::PatchNode(patch)))
 }
 
@@ -102,7 +102,7 @@ pub(super) fn hold_again(
 pub(super) fn objection(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> Option<Finding> {
     let node = member.node;
     // A look from before the driver came up, or from before anybody listened again, says nothing.
-    let driver = walk.ready.max(member.pod.and_then(|pod| pod.started)).unwrap_or(visit.since);
+    let driver = member.pod.and_then(|pod| pod.ready_since.max(pod.started)).unwrap_or(visit.since);
     let listens = view.policy.health.nvsentinel == NvSentinelMode::Everything;
     let since = if listens { walk.since.max(driver) } else { driver };
     if cordoned_by_nvsentinel(node) {
@@ -123,7 +123,8 @@ pub(super) fn objection(view: &View<'_>, member: &Member<'_>, visit: &Visit, wal
         if condition.holds {
             return Some(Finding::plain(format!("node condition {name} is True")));
         }
-        if watched && condition.heartbeat.is_none_or(|heartbeat| heartbeat <= since) {
+        // Both are counted in whole seconds: a look in the second in which the driver was ready is one at that driver.
+        if watched && condition.heartbeat.is_none_or(|heartbeat| heartbeat < since) {
             return Some(Finding::plain(format!(
                 "node condition {name} has not been looked at since the driver is ready"
             )));
@@ -174,7 +175,7 @@ pub(super) fn leaked(view: &View<'_>, member: &Member<'_>) -> Option<Decision> {
             format!("Given back to NVSentinel: the time that {name} had asked for is over")
         }
     };
-    patch.event = warning(view, message);
+    patch.event = Some(warning(view, message));
     Some(Decision::act(Reason::Writing, Action::PatchNode(patch)))
 }
 

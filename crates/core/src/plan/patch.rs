@@ -36,8 +36,8 @@ pub(super) fn record_patch(view: &View<'_>, member: &Member<'_>, visit: &Visit, 
 }
 
 /// The event of a write that people should know of.
-pub(super) fn warning(view: &View<'_>, message: String) -> Option<Event> {
-    Some(Event { warning: true, reason: view.policy.keys.event_reason.clone(), message })
+pub(super) fn warning(view: &View<'_>, message: String) -> Event {
+    Event { warning: true, reason: view.policy.keys.event_reason.clone(), message }
 }
 
 fn with_walk(view: &View<'_>, visit: &Visit, walk: Walk) -> Visit {

@@ -146,9 +146,10 @@ fn outcome<'a>(view: &View<'a>, member: &Member<'a>, survey: Option<&Survey<'a>>
     if let Some(pending) = survey.clients.iter().find(|client| is_pending(client)) {
         return Outcome::LeftAlone(pending.says().what);
     }
-    match offers(view, member, survey, 0) {
-        Some(missing) => Outcome::Waits(missing.what),
-        None => Outcome::Fresh,
+    let Some(missing) = offers(view, member, survey, 0) else { return Outcome::Fresh };
+    match missing.stale_plugin(view.snapshot.now) {
+        Some(Ok(plugin)) => Outcome::Replace(vec![(pod_ref(plugin), missing.found.what)]),
+        _ => Outcome::Waits(missing.found.what),
     }
 }
 

@@ -83,7 +83,7 @@ fn tell_of_trouble(
     let mut patch = record_patch(view, member, visit, Walk { told: Some(pod.uid.clone()), ..walk.clone() });
     patch.labels = Changes::default();
     let message = format!("Driver pod {} does not come up: {}", pod.name, says(pod));
-    patch.event = warning(view, message);
+    patch.event = Some(warning(view, message));
     Some(Decision::act(reason.clone(), Action::PatchNode(patch)))
 }
 

@@ -10,6 +10,7 @@ use crate::actors::{Behaviour, Fault, Nodes};
 use crate::fleet::{Fleet, Workload};
 use crate::scenario::{On, Outcome, Scenario, Stage, WHOLE_WALK, must};
 
+mod clients;
 mod health;
 mod machines;
 mod policies;
@@ -27,6 +28,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(machines::all());
     all.extend(policies::all());
     all.extend(health::all());
+    all.extend(clients::all());
     all
 }
 

@@ -294,3 +294,19 @@ fn a_plugin_leaves_after_all_who_hold_its_claims() {
     assert!(evicted < restarted && restarted < place("StaleClient"), "{}", fleet.story.join("\n"));
     assert_eq!(fleet.verdict("n").state, State::UpgradeDone);
 }
+
+#[test]
+fn a_plugin_that_started_in_the_second_of_the_change_and_tells_of_the_old_driver_is_replaced_once() {
+    let mut fleet = validating();
+    fleet.put_client("n", "dra", DRA, after(-60));
+    slice(&mut fleet, "n-a", 1, 1, "550.54.15");
+    fleet.client_mut("n", "dra").ready_since = Some(after(-2));
+    fleet.settle();
+    assert_eq!(fleet.told("StaleClient"), [""; 0], "a fresh one needs a moment to publish");
+    fleet.wait(10);
+    fleet.settle();
+    assert_eq!(fleet.told("StaleClient"), ["n delete clients/dra-n (StaleClient)"]);
+    fleet.wait(60);
+    fleet.settle();
+    assert_eq!(fleet.told("StaleClient").len(), 1, "the new one started after this driver was ready");
+}

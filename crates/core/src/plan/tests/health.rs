@@ -59,9 +59,9 @@ fn without_nvsentinel_nothing_is_labelled() {
 #[test]
 fn a_node_is_given_back_when_its_conditions_are_clear_and_fresh() {
     let released = |holds: bool, heartbeat: i64| {
-        let validated = node("n").at(State::UncordonRequired).walk(|walk| walk.ready = Some(after(-80)));
-        let mut fleet = watched(validated);
-        fleet.driver_mut("n").started = Some(after(-100));
+        let mut fleet = watched(node("n").at(State::UncordonRequired));
+        let driver = fleet.driver_mut("n");
+        (driver.started, driver.ready_since) = (Some(after(-100)), Some(after(-80)));
         fleet.validator_mut("n").started = Some(after(-90));
         condition(&mut fleet, holds, heartbeat);
         fleet.step();
