@@ -144,9 +144,10 @@ async fn replaced(stage: &Stage, node: &str) -> Result<Vec<String>, Broken> {
     Ok(pods.filter_map(|message| message.split(' ').nth(1).map(str::to_owned)).collect())
 }
 
-async fn upgrade(stage: &Stage) -> Outcome {
+async fn upgrade(stage: &mut Stage) -> Outcome {
     tokio::time::sleep(EARLIER).await;
-    stage.set_version(NEW).await
+    stage.set_version(NEW).await?;
+    stage.until("a node is on its way", |scene| !scene.visited.is_empty()).await
 }
 
 async fn restart_plugin(stage: &Stage) -> Outcome {
