@@ -216,11 +216,16 @@ pub(super) fn relapse(view: &View<'_>, member: &Member<'_>) -> Option<(String, S
         return None;
     }
     let raised = |name: &&String| node.conditions.iter().any(|c| *c.kind == ***name && c.holds);
-    let what = match () {
-        () if !node.ready => "is not Ready".to_owned(),
-        () if cordoned_by_nvsentinel(node) => "was cordoned by NVSentinel".to_owned(),
-        () if node.unschedulable && !last.cordoned => "was cordoned".to_owned(),
-        () => format!("has condition {}", view.policy.health.conditions.iter().find(raised)?),
+    let tripped =
+        shield(view).is_some() && view.snapshot.nvsentinel.is_some_and(|nvsentinel| nvsentinel.tripped);
+    let raised = view.policy.health.conditions.iter().find(raised);
+    let what = match raised {
+        _ if !node.ready => "is not Ready".to_owned(),
+        _ if cordoned_by_nvsentinel(node) => "was cordoned by NVSentinel".to_owned(),
+        _ if node.unschedulable && !last.cordoned => "was cordoned".to_owned(),
+        Some(condition) => format!("has condition {condition}"),
+        None if tripped => "was given back before NVSentinel's circuit breaker tripped".to_owned(),
+        None => return None,
     };
     Some((last.rollout.clone()?, what))
 }

@@ -9,6 +9,7 @@ use super::pool::View;
 use super::removal::pod_ref;
 use super::restart::says;
 use crate::action::PodRef;
+use crate::api::Refresh;
 use crate::clients::Epoch;
 use crate::names::{NodeName, ObjectName, PoolName};
 use crate::policy::{self, Pool, Problem, Source};
@@ -114,8 +115,14 @@ fn facts(client: &Client<'_>) -> ClientFacts {
 }
 
 fn outcome<'a>(view: &View<'a>, member: &Member<'a>, survey: Option<&Survey<'a>>) -> Outcome {
-    if member.node.visit.is_some() {
-        return Outcome::LeftAlone("on a visit; the controller brings its clients back".to_owned());
+    // A controller that leaves clients alone leaves them to us.
+    let controller = view.policy.clients.refresh != Refresh::Off;
+    match (member.node.visit.is_some(), controller) {
+        (true, true) => {
+            return Outcome::LeftAlone("on a visit; the controller brings its clients back".to_owned());
+        }
+        (true, false) => return Outcome::Waits("on a visit".to_owned()),
+        (false, _) => {}
     }
     match member.sync {
         Freshness::Outdated => return behind(view, member),
@@ -156,7 +163,8 @@ fn outcome<'a>(view: &View<'a>, member: &Member<'a>, survey: Option<&Survey<'a>>
 /// A node whose driver is still to be replaced.
 fn behind(view: &View<'_>, member: &Member<'_>) -> Outcome {
     let keys = &view.policy.keys;
-    if matches!(view.pool.source, Source::DriverPolicy(_)) {
+    let controller = view.policy.clients.refresh != Refresh::Off;
+    if matches!(view.pool.source, Source::DriverPolicy(_)) && controller {
         let what = "its driver is still to be upgraded; its clients come back in that visit";
         return Outcome::LeftAlone(what.to_owned());
     }

@@ -110,8 +110,11 @@ pub fn next(about: &About<'_>) -> Option<Next> {
         }
         Reason::Paused => "goes on from here when it is resumed; no deadline runs until then".to_owned(),
         Reason::Failed { .. } => {
-            "stays cordoned until it is retried, its driver pod is replaced, or a new version comes"
-                .to_owned()
+            let held = about.snapshot.nodes.get(about.node).is_some_and(|node| node.health_hold.is_some());
+            let kept = if held { ", and kept from NVSentinel," } else { "" };
+            format!(
+                "stays cordoned{kept} until it is retried, its driver pod is replaced, or a new version comes"
+            )
         }
         Reason::FailedWithoutRecord => "stays as it is until it is retried".to_owned(),
         Reason::PoolFrozen { .. } => "goes on by itself when that is mended".to_owned(),

@@ -7,7 +7,8 @@ use serde_json::json;
 
 use super::fixture::*;
 use crate::clients::ClientKind;
-use crate::contract::{State, nvsentinel};
+use crate::contract::{HEALTH_HOLD_ANNOTATION, State, nvsentinel};
+use crate::health::{HealthHold, Owner, Shield};
 use crate::names::{NodeName, ObjectName};
 use crate::policy;
 use crate::reason::{About, Motion, Reason, advice, culprits, next};
@@ -28,6 +29,18 @@ fn at(state: State) -> NodeSpec {
 fn but(mut fleet: Fleet, change: impl FnOnce(&mut Fleet)) -> Fleet {
     change(&mut fleet);
     fleet
+}
+
+fn kept() -> NodeSpec {
+    let hold = HealthHold {
+        owner: Owner::Visit,
+        shield: Shield::Quarantine,
+        since: after(-60),
+        until: None,
+        before: None,
+    };
+    let failed = node("n").at(State::UpgradeFailed).label(nvsentinel::OPT_OUT_LABEL, "false");
+    failed.annotation(HEALTH_HOLD_ANNOTATION, &hold.to_text())
 }
 
 fn not_ready(fleet: &mut Fleet) {
@@ -170,6 +183,7 @@ fn during_a_visit() -> Vec<Case> {
         ),
         ("failed", but(only(node("n").at(State::UpgradeFailed)), not_ready)),
         ("failed, a budget still blocks", failed_by_budget()),
+        ("failed, kept from NVSentinel", only(kept())),
         ("somebody set the label", only(restart().label(&keys("gpu").state, "upgrade-done"))),
         ("unreadable record", but(only(restart()), |f| f.set_record("n", "yes"))),
     ]

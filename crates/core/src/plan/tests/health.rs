@@ -132,6 +132,17 @@ fn what_happens_soon_after_a_visit_is_told_in_the_rollout() {
 }
 
 #[test]
+fn a_breaker_that_trips_soon_after_a_visit_is_told_in_the_rollout() {
+    let mut fleet = watched(node("n").outdated());
+    fleet.play();
+    fleet.snapshot.nvsentinel = Some(NvSentinel { tripped: true });
+    fleet.settle();
+    let status = fleet.snapshot.rollouts["cluster-policy-1"].status.clone().unwrap();
+    let told: Vec<&str> = status.relapses.iter().map(|relapse| relapse.cause.as_str()).collect();
+    assert_eq!(told, ["was given back before NVSentinel's circuit breaker tripped"]);
+}
+
+#[test]
 fn long_after_a_visit_nobody_is_blamed() {
     let mut fleet = watched(node("n").outdated());
     fleet.play();
