@@ -116,7 +116,7 @@ async fn refresh(
             return Ok(ExitCode::SUCCESS);
         }
         if args.dry_run {
-            progress.would(&nodes, args.output, out)?;
+            Progress::would(&nodes, args.output, out)?;
             return Ok(ExitCode::SUCCESS);
         }
         progress.tell(&nodes, now, deadline, out)?;

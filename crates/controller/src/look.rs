@@ -188,8 +188,8 @@ impl<'a> Reader<'a> {
         self.store.fold(wrap(Event::Init), self.now);
         if let Some(resource) = served {
             let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
-            let mut params = ListParams::default();
-            params.field_selector = allocation.fields().map(str::to_owned);
+            let field_selector = allocation.fields().map(str::to_owned);
+            let params = ListParams { field_selector, ..ListParams::default() };
             let listed = timeout(CALL, api.list(&params)).await;
             let listed =
                 listed.map_err(|_| Unfit::Unreachable(format!("no answer within {} s", CALL.as_secs())))?;
@@ -269,11 +269,10 @@ impl Watch {
 
     async fn of(client: &Client, namespace: &str, clock: Clock, scope: Scope) -> Result<Self, Unfit> {
         let Reader { store, leader, .. } = Reader::read(client, namespace, clock, scope.clone()).await?;
-        // What nobody serves cannot be watched; its definition may come.
-        let watched = scope.kinds().filter(|kind| store.knows(*kind) || *kind == Kind::Definition);
-        let served = |kind: &Kind| matches!(kind, Kind::Lease | Kind::Leader);
-        let watched = watched.chain(scope.kinds().filter(served));
-        let watches = Watches::start(client.clone(), watched);
+        // What nobody serves cannot be watched; its definition may come. Leases are served everywhere.
+        let anywhere = |kind: &Kind| matches!(kind, Kind::Definition | Kind::Lease | Kind::Leader);
+        let served = scope.kinds().filter(|kind| store.knows(*kind) || anywhere(kind));
+        let watches = Watches::start(client.clone(), served);
         let leases =
             if scope.has(Kind::Leader) { leases(client, namespace) } else { stream::pending().boxed() };
         Ok(Self { clock, store, leader, watches, leases, trouble: None })

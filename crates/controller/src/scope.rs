@@ -11,7 +11,7 @@ pub enum Feature {
     Nvsentinel,
     /// Bringing the driver's clients back.
     Clients,
-    /// NicClusterPolicies.
+    /// Following what a NicClusterPolicy says.
     NetworkOperator,
 }
 

@@ -18,9 +18,6 @@ pub const DEPLOY_CLIENT_LABEL: &str = "nvidia.com/gpu.deploy.client";
 /// What a driver-manager writes into an operand's label while it keeps the operand off the node.
 pub const PAUSED_VALUE_PREFIX: &str = "paused-for-";
 
-/// The DRA driver whose ResourceSlices tell what a node offers.
-pub const GPU_DRA_DRIVER: &str = "gpu.nvidia.com";
-
 /// The clients that are known without being named in a policy, in the order in which they come back.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum ClientKind {

@@ -335,8 +335,8 @@ impl Reason {
             | Reason::DriverStarting { .. }
             | Reason::ClientsComeBack { .. }
             | Reason::Validating { .. } => Kind::Moving,
-            Reason::ClientsStale { by_itself: true, .. } => Kind::Waiting,
-            Reason::RevisionPending { .. }
+            Reason::ClientsStale { by_itself: true, .. }
+            | Reason::RevisionPending { .. }
             | Reason::NoDriverPod { .. }
             | Reason::NoSlot { .. }
             | Reason::OtherDriver { .. }

@@ -70,7 +70,6 @@ impl Progress {
 
     /// What would be done.
     pub(super) fn would(
-        &self,
         nodes: &[NodeClients],
         output: Option<Output>,
         out: &mut impl Write,
@@ -104,13 +103,11 @@ impl Progress {
             return writeln!(out, "{:#}", document(nodes, nothing.as_deref(), work.deleted));
         }
         let clear = if self.live { REDRAW } else { "" };
-        match nothing {
-            Some(why) => writeln!(out, "{clear}Nothing to do: {why}."),
-            None => {
-                let pods = if work.deleted == 1 { "client" } else { "clients" };
-                writeln!(out, "{clear}{}; {} {pods} replaced.", count(nodes), work.deleted)
-            }
+        if let Some(why) = nothing {
+            return writeln!(out, "{clear}Nothing to do: {why}.");
         }
+        let pods = if work.deleted == 1 { "client" } else { "clients" };
+        writeln!(out, "{clear}{}; {} {pods} replaced.", count(nodes), work.deleted)
     }
 }
 

@@ -172,14 +172,14 @@ async fn restart_when_the_first_is_ready(stage: &mut Stage) -> Outcome {
 
 async fn too_early(stage: &mut Stage) -> Outcome {
     restart_when_the_first_is_ready(stage).await?;
-    let stale = stale(stage).await?;
-    must(!stale.is_empty(), || "the race was not shown: no node has stale slices".to_owned())
+    let behind = stale(stage).await?;
+    must(!behind.is_empty(), || "the race was not shown: no node has stale slices".to_owned())
 }
 
 async fn just_in_time(stage: &mut Stage) -> Outcome {
     restart_when_the_first_is_ready(stage).await?;
-    let stale = stale(stage).await?;
-    must(stale.is_empty(), || format!("stale slices on {stale:?}"))?;
+    let behind = stale(stage).await?;
+    must(behind.is_empty(), || format!("stale slices on {behind:?}"))?;
     whole_walks(stage, &stage.trace())
 }
 
