@@ -48,7 +48,7 @@ async fn control(args: &Args) -> anyhow::Result<()> {
     let config = args.connection.config().await?;
     let server = config.cluster_url.to_string();
     let client = connect::client(config)?;
-    preflight::check(&client).await?;
+    preflight::check(&client, &args.connection.namespace).await?;
     let cannot_listen = || format!("cannot listen on {}, choose another address with --listen", args.listen);
     let listener = TcpListener::bind(args.listen).await.with_context(cannot_listen)?;
     let stop = stop_signal().context("cannot wait for signals")?;

@@ -208,7 +208,7 @@ impl<'a> Reader<'a> {
         if !matches!(unfit, Unfit::Refused { .. }) {
             return unfit;
         }
-        preflight::permissions(self.client, READS).await.err().unwrap_or(unfit)
+        preflight::permissions(self.client, &self.leader.lease.namespace, READS).await.err().unwrap_or(unfit)
     }
 }
 

@@ -49,6 +49,8 @@ pub struct Permission {
     pub verbs: &'static [&'static str],
     /// Only the object of this name.
     pub only: Option<&'static str>,
+    /// Only in the controller's own namespace.
+    pub here: bool,
 }
 
 const fn to(
@@ -57,8 +59,12 @@ const fn to(
     subresource: &'static str,
     verbs: &'static [&'static str],
 ) -> Permission {
-    Permission { group, resource, subresource, verbs, only: None }
+    Permission { group, resource, subresource, verbs, only: None, here: false }
 }
+
+/// Leader election.
+const LEASE: Permission =
+    Permission { here: true, ..to("coordination.k8s.io", "leases", "", &["get", "create", "update"]) };
 
 /// NVSentinel's circuit breaker.
 const BREAKER: Permission =
@@ -76,7 +82,9 @@ pub const PERMISSIONS: &[Permission] = &[
     to("policy", "poddisruptionbudgets", "", &["list", "watch"]),
     BREAKER,
     to("resource.k8s.io", "resourceclaims", "", &["list", "watch"]),
-    to("coordination.k8s.io", "leases", "", &["get", "list", "watch", "create", "update"]),
+    to("resource.k8s.io", "resourceslices", "", &["list", "watch"]),
+    to("coordination.k8s.io", "leases", "", &["list", "watch"]),
+    LEASE,
     to("apiextensions.k8s.io", "customresourcedefinitions", "", &["list", "watch"]),
     to("nvidia.com", "clusterpolicies", "", &["list", "watch"]),
     to("nvidia.com", "nvidiadrivers", "", &["list", "watch"]),
@@ -95,22 +103,25 @@ pub const READS: &[Permission] = &[
     to("apps", "controllerrevisions", "", &["list", "watch"]),
     to("apps", "deployments", "", &["list", "watch"]),
     to("policy", "poddisruptionbudgets", "", &["list", "watch"]),
+    to("resource.k8s.io", "resourceclaims", "", &["list", "watch"]),
+    to("resource.k8s.io", "resourceslices", "", &["list", "watch"]),
     to("coordination.k8s.io", "leases", "", &["list", "watch"]),
     BREAKER,
     to("nvidia.com", "clusterpolicies", "", &["list", "watch"]),
     to("nvidia.com", "nvidiadrivers", "", &["list", "watch"]),
+    to("mellanox.com", "nicclusterpolicies", "", &["list", "watch"]),
     to("pitcrew.dev", "driverpolicies", "", &["list", "watch"]),
     to("pitcrew.dev", "rollouts", "", &["list", "watch"]),
 ];
 
 /// Checks that the cluster answers, that our definitions are there, and that we may do what we have to.
-pub async fn check(client: &Client) -> Result<(), Unfit> {
+pub async fn check(client: &Client, namespace: &str) -> Result<(), Unfit> {
     if let Err(error) = client.apiserver_version().await
         && !matches!(error, kube::Error::Api(_))
     {
         return Err(Unfit::Unreachable(sentence(&error)));
     }
-    permissions(client, PERMISSIONS).await?;
+    permissions(client, namespace, PERMISSIONS).await?;
     definition(
         Api::<DriverPolicy>::all(client.clone()).list(&one()).await.err(),
         "driverpolicies.pitcrew.dev",
@@ -140,14 +151,19 @@ pub(crate) fn refused(resource: &str, error: &kube::Error) -> Unfit {
 }
 
 /// Asks for every verb and names all that are missing at once.
-pub(crate) async fn permissions(client: &Client, wanted: &[Permission]) -> Result<(), Unfit> {
+pub(crate) async fn permissions(
+    client: &Client,
+    namespace: &str,
+    wanted: &[Permission],
+) -> Result<(), Unfit> {
     let api = Api::<SelfSubjectAccessReview>::all(client.clone());
     let mut missing = Vec::new();
     for permission in wanted {
-        let Permission { group, resource, subresource, verbs, only } = permission;
+        let Permission { group, resource, subresource, verbs, only, here } = permission;
+        let namespace = here.then_some(namespace);
         let mut denied = Vec::new();
         for verb in *verbs {
-            if !may(&api, permission, verb).await? {
+            if !may(&api, permission, namespace, verb).await? {
                 denied.push(*verb);
             }
         }
@@ -155,18 +171,28 @@ pub(crate) async fn permissions(client: &Client, wanted: &[Permission]) -> Resul
             let slash = if subresource.is_empty() { "" } else { "/" };
             let dot = if group.is_empty() { "" } else { "." };
             let only = only.map(|name| format!(" ({name})")).unwrap_or_default();
-            missing.push(format!("{resource}{dot}{group}{slash}{subresource}{only} {}", denied.join(", ")));
+            let home = namespace.map(|namespace| format!(" in {namespace}")).unwrap_or_default();
+            missing.push(format!(
+                "{resource}{dot}{group}{slash}{subresource}{only} {}{home}",
+                denied.join(", ")
+            ));
         }
     }
     if missing.is_empty() { Ok(()) } else { Err(Unfit::Forbidden(missing)) }
 }
 
-async fn may(api: &Api<SelfSubjectAccessReview>, permission: &Permission, verb: &str) -> Result<bool, Unfit> {
+async fn may(
+    api: &Api<SelfSubjectAccessReview>,
+    permission: &Permission,
+    namespace: Option<&str>,
+    verb: &str,
+) -> Result<bool, Unfit> {
     let attributes = ResourceAttributes {
         group: Some(permission.group.to_owned()),
         resource: Some(permission.resource.to_owned()),
         subresource: Some(permission.subresource.to_owned()).filter(|s| !s.is_empty()),
         name: permission.only.map(str::to_owned),
+        namespace: namespace.map(str::to_owned),
         verb: Some(verb.to_owned()),
         ..ResourceAttributes::default()
     };
