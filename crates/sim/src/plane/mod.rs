@@ -26,7 +26,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 pub use access::User;
-pub use binaries::{Binaries, LD_FLAGS, MissingBinaries, PROGRAMS, Program, VERSION, cache_dir};
+pub use binaries::{
+    Binaries, HELM_PROGRAMS, HELM_VERSION, Helm, MissingBinaries, PROGRAMS, Program, VERSION, cache_dir,
+};
 
 use access::Access;
 use arguments::Ports;
@@ -81,6 +83,14 @@ pub enum PlaneError {
         status: ExitStatus,
         /// The last lines of its log.
         log_tail: String,
+    },
+    /// The permissions of [`User::Pitcrew`] cannot be given.
+    #[error("grant what is in {rendered}: {said}")]
+    Grant {
+        /// The file.
+        rendered: PathBuf,
+        /// What kubectl says.
+        said: String,
     },
     /// A program runs but does not answer.
     #[error("{name} was not ready within {} s; its last words:\n{log_tail}", READY_TIMEOUT.as_secs())]
@@ -196,6 +206,22 @@ impl Plane {
         let mut kubectl = Command::new(self.binaries.path("kubectl"));
         kubectl.arg("--kubeconfig").arg(self.kubeconfig());
         kubectl
+    }
+
+    /// Lets [`User::Pitcrew`] do what a rendered chart grants to its service account.
+    pub fn grant(&self, rendered: &Path) -> Result<(), PlaneError> {
+        let run = |kubectl: &mut Command| {
+            let output = kubectl.output();
+            output.map_err(|source| PlaneError::Spawn { name: "kubectl", source })
+        };
+        // Roles of a namespace need it to be there; whoever comes later finds it.
+        run(self.kubectl().args(["create", "namespace", "gpu-operator"]))?;
+        let output = run(self.kubectl().arg("apply").arg("-f").arg(rendered))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+        Err(PlaneError::Grant { rendered: rendered.to_owned(), said })
     }
 
     /// Whether all processes still run; the error names the one that does not, with its last words.
