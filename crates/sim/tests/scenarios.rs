@@ -38,12 +38,11 @@ fn main() {
         }
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
-    conclusion.exit_if_failed();
     // Only all of them together tell.
-    if rights::scenarios_seen() == reals {
+    if rights::scenarios_seen() == reals && reals > 0 {
         let last =
             Trial::test("real: everything that is granted is used, and nothing is refused", rights::check);
-        libtest_mimic::run(&arguments, vec![last]).exit();
+        libtest_mimic::run(&arguments, vec![last]).exit_if_failed();
     }
     conclusion.exit();
 }
@@ -76,9 +75,9 @@ fn real(scenario: &Scenario) -> Result<Trace, Failed> {
         let cluster =
             Cluster::real(admin, controller, machines, &scenario.fleet, SEED, scenario.behaviour.clone())
                 .await?;
-        let trace = play(scenario, cluster).await?;
+        let trace = play(scenario, cluster).await;
         rights::read(scenario.name, &plane).await?;
-        Ok(trace)
+        Ok(trace?)
     })
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fs;
+use std::path::Path;
 use std::process::{Output, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
@@ -63,6 +64,7 @@ impl Stage {
     fn open() -> Result<Stage, Failed> {
         let runtime = Builder::new_multi_thread().enable_all().build()?;
         let (plane, actors) = runtime.block_on(set_up())?;
+        let inside = runtime.enter(); // A client is made in a runtime.
         let dir = plane.data_dir().join("pods");
         fs::create_dir(&dir)?;
         let host = Host {
@@ -73,7 +75,13 @@ impl Stage {
             containers: BTreeMap::new(),
         };
         let host = runtime.spawn(host.run());
+        drop(inside);
         Ok(Stage { host, _actors: actors, plane, runtime })
+    }
+
+    /// A directory that goes with the plane.
+    pub(crate) fn dir(&self) -> &Path {
+        self.plane.data_dir()
     }
 
     /// Runs a command line at the top of the tree as a person would; returns what it printed.
@@ -89,10 +97,10 @@ impl Stage {
     /// The same for a command that may fail.
     pub(crate) fn attempt(&self, line: &str) -> Result<Output, Failed> {
         let (kubectl, helm) = (self.plane.kubectl(), Helm::find()?);
-        let ours = std::path::Path::new(env!("CARGO_BIN_EXE_pitcrew"));
-        let kubectl = std::path::Path::new(kubectl.get_program());
+        let ours = Path::new(env!("CARGO_BIN_EXE_pitcrew"));
+        let kubectl = Path::new(kubectl.get_program());
         let dirs = [Some(helm.dir()), kubectl.parent(), ours.parent()].into_iter().flatten();
-        let dirs = dirs.map(std::path::Path::to_owned);
+        let dirs = dirs.map(Path::to_owned);
         let path = env::join_paths(dirs.chain(env::split_paths(&env::var_os("PATH").unwrap_or_default())))?;
         let mut shell = tokio::process::Command::new("sh");
         shell.args(["-c", line]).current_dir(top()).stdin(Stdio::null()).kill_on_drop(true);

@@ -103,7 +103,7 @@ fn texts(list: &Value) -> Vec<String> {
     list.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// Adds what the controller did in a scenario that has just ended well.
+/// Adds what the controller did in a scenario that has just ended.
 pub(crate) async fn read(scenario: &'static str, plane: &Plane) -> Result<(), Failed> {
     tokio::time::sleep(LOG_DELAY).await;
     let log = plane.audit_log().ok_or("the plane has no audit log")?;
