@@ -15,6 +15,13 @@
 {{- div (add (include "pitcrew.refresh.activeSeconds" .) 120 59) 60 -}}m
 {{- end -}}
 
+{{/* Helm, helmfile and Flux come to this chart after the GPU Operator's; Argo CD comes to both at once. */}}
+{{- define "pitcrew.refresh.settle" -}}
+{{- with .Values.postInstallHooks.dra -}}
+{{- .settle | default (hasPrefix "argocd" .deployer | ternary "10m" "20s") -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What the Job depends on. It is in a plain ConfigMap, so that every deployer sees a new version as a difference. */}}
 {{- define "pitcrew.refresh.trigger" -}}
 {{- with .Values.postInstallHooks.dra -}}
@@ -59,6 +66,7 @@ template:
           - refresh-clients
           - --all-nodes
           - --deadline={{ .Values.postInstallHooks.dra.deadline }}
+          - --settle={{ include "pitcrew.refresh.settle" . }}
         env:
           - name: OPERATOR_NAMESPACE
             valueFrom:

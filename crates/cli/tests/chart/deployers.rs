@@ -27,7 +27,9 @@ fn is_hook(object: &Value) -> bool {
 fn template(job: &Value) -> Value {
     let mut template = job["spec"]["template"].clone();
     if let Some(arguments) = template["spec"]["containers"][0]["args"].as_array_mut() {
-        arguments.retain(|argument| !argument.as_str().is_some_and(|text| text.starts_with("--deadline=")));
+        let times = ["--deadline=", "--settle="];
+        let is_time = |text: &str| times.iter().any(|time| text.starts_with(time));
+        arguments.retain(|argument| !argument.as_str().is_some_and(is_time));
     }
     template
 }

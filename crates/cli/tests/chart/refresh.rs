@@ -3,7 +3,7 @@
 use crate::render::{Outcome, must};
 use crate::stage::Stage;
 
-const VALUES: &str = "charts/pitcrew/examples/helm/values.yaml";
+const VALUES: &str = "charts/pitcrew/examples/helm/values.yaml --set postInstallHooks.dra.settle=1s";
 const JOBS: &str = "kubectl get jobs -n gpu-operator \
      -ojsonpath='{range .items[*]}{.metadata.name} {.status.succeeded} {.status.failed}{\"\\n\"}{end}'";
 
