@@ -57,8 +57,9 @@ const RENDERED: [(&str, Look); 10] = [
 ];
 
 /// What is played on a real control plane.
-const STORIES: [(&str, Story); 3] = [
+const STORIES: [(&str, Story); 4] = [
     ("the command of the README installs a controller that upgrades a fleet", install::install),
+    ("a controller without its features works with fewer permissions", install::features_off),
     ("the refresh Job runs by Helm's hook", refresh::by_helm),
     ("the refresh Job runs by Argo CD, once for each version", refresh::by_argocd),
 ];

@@ -32,6 +32,17 @@ pub(crate) fn install(stage: &Stage) -> Outcome {
     uninstall(stage)
 }
 
+/// The same with all that can be switched off switched off: fewer permissions, and nobody misses them.
+pub(crate) fn features_off(stage: &Stage) -> Outcome {
+    let off = ["nvsentinel", "clients", "networkOperator"].map(|feature| format!("features.{feature}=false"));
+    stage.sh(&format!("{} --set {}", documented("README.md", "helm install pitcrew ")?, off.join(",")))?;
+    available(stage)?;
+    upgrades_drivers(stage, "550.54.01")?;
+    test(stage)?;
+    let refused = stage.refused()?;
+    must(refused.is_empty(), || format!("the chart grants too little: {refused:?}"))
+}
+
 /// Both replicas are Ready, on two nodes, and one leads.
 fn available(stage: &Stage) -> Outcome {
     stage.sh("kubectl rollout status -n gpu-operator deployment/pitcrew --timeout=90s")?;
@@ -89,8 +100,10 @@ fn test(stage: &Stage) -> Outcome {
 
 /// Everything goes but the definitions and what people wrote; and it can be installed again.
 fn uninstall(stage: &Stage) -> Outcome {
-    let policy = r#"{"apiVersion": "pitcrew.dev/v1alpha1", "kind": "DriverPolicy", "metadata": {"name": "gpu"}, "spec": {"driver": {"name": "gpu"}}}"#;
-    stage.sh(&format!("echo '{policy}' | kubectl apply -f -"))?;
+    // The first policy, as the notes of the release give it.
+    stage
+        .sh("helm get notes pitcrew --namespace gpu-operator | sed -n '/^kubectl apply/,/^END$/p' | sh -e")?;
+    stage.sh("kubectl get driverpolicy gpu")?;
     stage.sh(&documented("docs/install.md", "helm uninstall pitcrew ")?)?;
     let kinds = "deployments,services,networkpolicies,poddisruptionbudgets,serviceaccounts,roles,rolebindings,\
          clusterroles,clusterrolebindings";
