@@ -12,6 +12,7 @@ use crate::scenario::{On, Outcome, Scenario, Stage, WHOLE_WALK, must};
 
 mod health;
 mod machines;
+mod network;
 mod policies;
 mod reported;
 
@@ -27,6 +28,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(machines::all());
     all.extend(policies::all());
     all.extend(health::all());
+    all.extend(network::all());
     all
 }
 
