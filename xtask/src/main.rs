@@ -3,6 +3,9 @@
 //!
 //! ```text
 //!  kube.rs      cargo xtask kube        builds etcd and Kubernetes once, into a cache
+//!  helm.rs      cargo xtask helm        the same for Helm and helmfile (go.rs: how)
+//!  chart.rs     cargo xtask chart       writes what the chart takes from elsewhere, and what it renders to
+//!  image.rs     cargo xtask image       the static binary that the image is made of
 //!  up.rs        cargo xtask up | down   a control plane with a simulated GPU fleet in the background
 //!  test.rs      cargo xtask test        every check, step by step
 //!  bench.rs     cargo xtask bench       the controller's time and cost on a real control plane
@@ -17,9 +20,13 @@ mod alerts;
 mod background;
 mod bench;
 mod cargo;
+mod chart;
 mod deny;
 mod elapsed;
 mod fleet;
+mod go;
+mod helm;
+mod image;
 mod kube;
 mod test;
 mod up;
@@ -40,6 +47,12 @@ struct Arguments {
 enum Task {
     /// Make sure that etcd, Kubernetes and kubectl are there; build them with Go if not (once, about 6 minutes)
     Kube,
+    /// Make sure that Helm and helmfile are there; build them with Go if not (once, about 6 minutes)
+    Helm,
+    /// Write the chart's copies of definitions, alerts and dashboard, and the golden files of what it renders to
+    Chart,
+    /// Build the static binary that the image is made of, and check that it is static
+    Image,
     /// Start a control plane with a simulated GPU fleet in the background
     Up(up::Options),
     /// End what `up` started and remove its data
@@ -61,6 +74,9 @@ enum Task {
 async fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Kube => kube::ensure().map(drop),
+        Task::Helm => helm::ensure().map(drop),
+        Task::Chart => chart::write(),
+        Task::Image => image::report(),
         Task::Up(options) => up::up(&options),
         Task::Down => up::down(),
         Task::Deny => deny::report(),

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::cargo::cargo;
 use crate::elapsed::Elapsed;
-use crate::{alerts, deny, kube};
+use crate::{alerts, deny, helm, image, kube};
 
 /// One check.
 struct Step {
@@ -23,7 +23,7 @@ struct Step {
     run: fn() -> Result<Option<String>>,
 }
 
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 10] = [
     Step {
         name: "format",
         again: "cargo fmt --all --check",
@@ -37,6 +37,7 @@ const STEPS: [Step; 8] = [
     Step { name: "dependencies", again: "cargo xtask deny", run: deny::check },
     Step { name: "alerts", again: "cargo xtask alerts", run: alerts::check },
     Step { name: "kubernetes", again: "cargo xtask kube", run: || kube::ensure().map(|_| None) },
+    Step { name: "helm", again: "cargo xtask helm", run: || helm::ensure().map(|_| None) },
     Step { name: "tests", again: "cargo test --workspace", run: tests },
     Step {
         name: "demo",
@@ -44,6 +45,7 @@ const STEPS: [Step; 8] = [
         run: || run(cargo(&["run", "--release", "--quiet", "--", "demo", "--instant"])),
     },
     Step { name: "demo as json", again: "cargo run --release -- demo --instant -o json", run: demo_as_json },
+    Step { name: "static binary", again: "cargo xtask image", run: image::check },
 ];
 
 /// Runs all steps and sums them up.

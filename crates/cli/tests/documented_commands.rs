@@ -3,7 +3,7 @@
 //! ```text
 //!  documented_commands/
 //!    stage.rs        a plane with a fleet of three nodes, and the shell in which the commands run
-//!    controller.rs   `pitcrew controller` as a process: its log, its metrics, its end
+//!    controller.rs   `pitcrew controller` as a process (supervised.rs): its log, its metrics, its end
 //!    upgrades.rs     upgrade, monitor, pause, skip, retry, as documented
 //!    steering.rs     the same by pitcrew's own commands: status, explain, pause, resume, skip, retry, abort
 //!    crashes.rs      kill -9 at random moments, and a driver that is dead on arrival
@@ -25,6 +25,8 @@ mod neighbours;
 mod stage;
 #[path = "documented_commands/steering.rs"]
 mod steering;
+#[path = "documented_commands/supervised.rs"]
+mod supervised;
 #[path = "documented_commands/upgrades.rs"]
 mod upgrades;
 

@@ -111,18 +111,19 @@ pub const PERMISSIONS: &[Permission] = &[
 
 /// All that a reader asks for. Kinds that nobody serves are asked for too: who may not list them, may not know.
 pub const READS: &[Permission] = &[
-    to("resource.k8s.io", "resourceclaims", "", SEES),
-    SLICES,
     to("", "nodes", "", SEES),
     to("", "pods", "", SEES),
     to("apps", "daemonsets", "", SEES),
     to("apps", "controllerrevisions", "", SEES),
     to("apps", "deployments", "", SEES),
     to("policy", "poddisruptionbudgets", "", SEES),
+    to("resource.k8s.io", "resourceclaims", "", SEES),
+    SLICES,
     to("coordination.k8s.io", "leases", "", SEES),
     BREAKER,
     to("nvidia.com", "clusterpolicies", "", SEES),
     to("nvidia.com", "nvidiadrivers", "", SEES),
+    to("mellanox.com", "nicclusterpolicies", "", SEES),
     to("pitcrew.dev", "driverpolicies", "", SEES),
     to("pitcrew.dev", "rollouts", "", SEES),
 ];
@@ -184,7 +185,7 @@ pub(crate) async fn permissions(
             let slash = if subresource.is_empty() { "" } else { "/" };
             let dot = if group.is_empty() { "" } else { "." };
             let only = only.map(|name| format!(" ({name})")).unwrap_or_default();
-            let place = if *here { format!(" in namespace {namespace}") } else { String::new() };
+            let place = if *here { format!(" in {namespace}") } else { String::new() };
             missing.push(format!(
                 "{resource}{dot}{group}{slash}{subresource}{only} {}{place}",
                 denied.join(", ")

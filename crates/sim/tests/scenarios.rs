@@ -1,5 +1,9 @@
 //! Every scenario on the embedded cluster, and, where its binaries are, on a real control plane: the nodes must go
-//! through the same states on both.
+//! through the same states on both. There the controller may do what the chart grants; what all scenarios together never
+//! do is granted in vain, and fails the last trial (`scenarios/rights.rs`).
+
+#[path = "scenarios/rights.rs"]
+mod rights;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use pitcrew_sim::cluster::Cluster;
@@ -20,7 +24,7 @@ fn main() {
     if let Err(missing) = &binaries {
         eprintln!("real control plane: not tested. {missing}");
     }
-    let mut trials = Vec::new();
+    let (mut trials, mut reals) = (Vec::new(), 0);
     for (index, scenario) in scenarios::all().iter().enumerate() {
         trials.push(Trial::test(format!("embedded: {}", scenario.name), move || {
             let scenario = story(index)?;
@@ -28,11 +32,19 @@ fn main() {
             (first == embedded(&scenario)?).then_some(()).ok_or_else(|| "two runs of one seed differ".into())
         }));
         if scenario.on == On::Both {
+            reals += 1;
             let real = Trial::test(format!("real: {}", scenario.name), move || same_on_both(index));
             trials.push(real.with_ignored_flag(binaries.is_err()));
         }
     }
-    libtest_mimic::run(&arguments, trials).exit();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    // Only all of them together tell.
+    if rights::scenarios_seen() == reals && reals > 0 {
+        let last =
+            Trial::test("real: everything that is granted is used, and nothing is refused", rights::check);
+        libtest_mimic::run(&arguments, vec![last]).exit_if_failed();
+    }
+    conclusion.exit();
 }
 
 fn story(index: usize) -> Result<Scenario, Failed> {
@@ -50,7 +62,9 @@ fn embedded(scenario: &Scenario) -> Result<Trace, Failed> {
 fn real(scenario: &Scenario) -> Result<Trace, Failed> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        let plane = Plane::start(&Binaries::find()?, PlaneOptions::default()).await?;
+        let options = PlaneOptions { audit: true, data_dir: None };
+        let plane = Plane::start(&Binaries::find()?, options).await?;
+        plane.grant(&rights::granted_in())?;
         let client = |user| {
             let mut config = plane.config(user);
             config.default_retry = false; // as in production: refusals must reach the planner at once
@@ -61,7 +75,9 @@ fn real(scenario: &Scenario) -> Result<Trace, Failed> {
         let cluster =
             Cluster::real(admin, controller, machines, &scenario.fleet, SEED, scenario.behaviour.clone())
                 .await?;
-        Ok(play(scenario, cluster).await?)
+        let trace = play(scenario, cluster).await;
+        rights::read(scenario.name, &plane).await?;
+        Ok(trace?)
     })
 }
 

@@ -148,7 +148,7 @@ mod tests {
 
     fn line(verb: &str, resource: &str, subresource: &str, stage: &str, code: u16, second: u8) -> String {
         serde_json::json!({
-            "stage": stage, "verb": verb, "requestURI": "/api", "user": {"username": "pitcrew"},
+            "stage": stage, "verb": verb, "requestURI": "/api", "user": {"username": User::Pitcrew.name()},
             "objectRef": {"resource": resource, "subresource": Some(subresource).filter(|s| !s.is_empty()), "name": "x"},
             "responseStatus": {"code": code},
             "requestReceivedTimestamp": format!("2026-01-01T00:00:{second:02}.000001Z"),

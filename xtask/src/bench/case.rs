@@ -25,6 +25,7 @@ use super::controller::Controller;
 use super::figures::Figures;
 use super::floor;
 use super::recorder::Recorder;
+use crate::cargo::workspace;
 
 /// What the fleet goes to, and what one node alone goes to afterwards.
 const NEXT: &str = "550.54.15";
@@ -90,6 +91,7 @@ fn fleet(nodes: u32) -> Fleet {
 pub(super) async fn run(binaries: &Binaries, program: &Path, case: Case) -> Result<Figures> {
     println!("Starting a control plane with {} nodes …", case.nodes);
     let plane = Plane::start(binaries, PlaneOptions { audit: true, data_dir: None }).await?;
+    plane.grant(&workspace().join("charts/pitcrew/golden/permissions.yaml"))?;
     let client = |user| Client::try_from(plane.config(user)).context("make a client");
     let bench = client(User::Bench)?;
     let fleet = fleet(case.nodes);

@@ -3,8 +3,7 @@
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -13,34 +12,16 @@ use pitcrew_sim::plane::User;
 use tokio::time::Instant;
 
 use crate::stage::{Stage, until};
+use crate::supervised::Supervised;
 
 /// It answers what is under way and gives its Lease back, for which it takes six seconds at most.
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// The first line that we write, or our end, is SIGTERM, unless it says KILL; the end of the pipe is SIGKILL. So it
-/// never outlives us.
-const SUPERVISE: &str = r#"
-    exec 3<&0
-    "$@" </dev/null 3<&- &
-    program=$!
-    (
-        read -r how <&3
-        [ "$how" = KILL ] || { kill -TERM "$program"; read -r _ <&3; }
-        kill -KILL "$program"
-    ) 2>/dev/null &
-    watcher=$!
-    exec 3<&-
-    wait "$program"
-    status=$?
-    kill "$watcher" 2>/dev/null
-    exit "$status"
-"#;
-
 /// A running controller. Dropping it ends it as Kubernetes would.
 pub(crate) struct Controller {
-    supervisor: Child,
+    process: Supervised,
     log: PathBuf,
     port: u16,
 }
@@ -51,19 +32,18 @@ impl Controller {
         let number = stage.next_controller();
         let log = stage.plane().data_dir().join(format!("pitcrew-{number}.log"));
         let (port, output) = (free_port()?, File::create(&log)?);
-        let supervisor = Command::new("sh")
-            .args(["-c", SUPERVISE, "sh", env!("CARGO_BIN_EXE_pitcrew"), "controller", "--kubeconfig"])
+        let mut command = Supervised::command(Path::new(env!("CARGO_BIN_EXE_pitcrew")));
+        command
+            .args(["controller", "--kubeconfig"])
             .arg(stage.plane().kubeconfig_of(User::Pitcrew))
             .arg(format!("--listen=127.0.0.1:{port}"))
             .env("NO_COLOR", "1")
             .env_remove("RUST_LOG")
-            .stdin(Stdio::piped())
             .stdout(output.try_clone()?)
-            .stderr(output)
-            .spawn()?;
-        let mut controller = Controller { supervisor, log, port };
+            .stderr(output);
+        let mut controller = Controller { process: Supervised::spawn(&mut command)?, log, port };
         until("the controller is ready", || {
-            if let Some(status) = controller.supervisor.try_wait()? {
+            if let Some(status) = controller.process.ended()? {
                 return Err(format!("the controller ended with {status}: {}", controller.log()?).into());
             }
             Ok(controller.get("/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")).then_some(()))
@@ -72,12 +52,8 @@ impl Controller {
     }
 
     /// `kill -9`, wherever it is.
-    pub(crate) fn kill(mut self) -> Result<(), Failed> {
-        if let Some(pipe) = &mut self.supervisor.stdin {
-            pipe.write_all(b"KILL\n")?;
-        }
-        self.supervisor.wait()?;
-        Ok(())
+    pub(crate) fn kill(mut self) {
+        self.process.kill();
     }
 
     /// What it has said so far.
@@ -125,16 +101,11 @@ impl Controller {
 
 impl Drop for Controller {
     fn drop(&mut self) {
-        let mut pipe = self.supervisor.stdin.take();
-        if let Some(pipe) = &mut pipe {
-            let _ = pipe.write_all(b"\n"); // It may have ended already.
-        }
+        self.process.terminate();
         let deadline = Instant::now() + STOP_TIMEOUT;
-        while matches!(self.supervisor.try_wait(), Ok(None)) && Instant::now() < deadline {
+        while matches!(self.process.ended(), Ok(None)) && Instant::now() < deadline {
             sleep(LOOK_EVERY);
         }
-        drop(pipe);
-        let _ = self.supervisor.wait();
     }
 }
 

@@ -24,13 +24,13 @@ pub(crate) fn killed_at_random(stage: &mut Stage) -> Outcome {
     stage.until_known()?;
     let before = stage.drivers()?;
     let version = stage.patch_version()?;
-    controller.kill()?;
+    controller.kill();
     for _ in 1..KILLS {
         // As if its time had run out: waiting for that is another test's matter.
         stage.sh("kubectl -n gpu-operator delete lease pitcrew-controller --ignore-not-found")?;
         let controller = Controller::start(stage)?;
         sleep(Duration::from_millis(chance.u64(0..LIFE_MAX_MILLIS)));
-        controller.kill()?;
+        controller.kill();
     }
     stage.sh("kubectl -n gpu-operator delete lease pitcrew-controller --ignore-not-found")?;
     let last = Controller::start(stage)?;

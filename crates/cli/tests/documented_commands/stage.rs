@@ -28,6 +28,10 @@ const MONITOR: &str = r#"kubectl get node -l nvidia.com/gpu.present \
 const DRIVERS: &str = r#"kubectl get pods -n gpu-operator -lapp=nvidia-driver-daemonset \
    -ojsonpath='{range .items[*]}{.spec.nodeName}{"\t"}{.metadata.uid} {.spec.containers[0].image}{"\n"}{end}'"#;
 
+/// What the chart lets the controller do.
+const PERMISSIONS: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/pitcrew/golden/permissions.yaml");
+
 /// Nothing in a story takes longer, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(90);
 /// One command.
@@ -102,6 +106,7 @@ impl Stage {
         let runtime = Builder::new_multi_thread().enable_all().build()?;
         let (plane, actors) = runtime.block_on(async {
             let plane = Plane::start(&Binaries::find()?, PlaneOptions::default()).await?;
+            plane.grant(Path::new(PERMISSIONS))?;
             let client = |user| Client::try_from(plane.config(user));
             let (admin, machines) = (client(User::Admin)?, client(User::Kubelet)?);
             let fleet = Fleet::new(3).with_grace_seconds(1);

@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-/// A user of the plane. All are in `system:masters`: the plane shows what a program does, not what it may do.
+/// A user of the plane. All but [`User::Pitcrew`] are in `system:masters`: the plane shows what a program does, not what
+/// it may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum User {
     /// A person, and the test itself.
     Admin,
-    /// The controller under test.
+    /// The controller under test, as the service account of the Helm chart: it may do nothing until
+    /// [`Plane::grant`](super::Plane::grant) says what.
     Pitcrew,
     /// The actor that renders a ClusterPolicy into DaemonSets.
     Operator,
@@ -42,7 +44,7 @@ impl User {
     pub fn name(self) -> &'static str {
         match self {
             User::Admin => "admin",
-            User::Pitcrew => "pitcrew",
+            User::Pitcrew => "system:serviceaccount:gpu-operator:pitcrew",
             User::Operator => "operator",
             User::Kubelet => "kubelet",
             User::Bench => "bench",
@@ -52,9 +54,17 @@ impl User {
     }
 
     fn kubeconfig_name(self) -> String {
+        let name = self.name();
         match self {
             User::Admin => "kubeconfig".to_owned(),
-            other => format!("kubeconfig-{}", other.name().trim_start_matches("system:")),
+            _ => format!("kubeconfig-{}", name.rsplit_once(':').map_or(name, |(_, last)| last)),
+        }
+    }
+
+    fn groups(self) -> &'static str {
+        match self {
+            User::Pitcrew => "system:serviceaccounts,system:serviceaccounts:gpu-operator",
+            _ => "system:masters",
         }
     }
 }
@@ -78,7 +88,7 @@ impl Access {
             let token = new_token()?;
             let name = user.name();
             // Writing to a String cannot fail.
-            let _ = writeln!(token_file, "{token},{name},{name},system:masters");
+            let _ = writeln!(token_file, "{token},{name},{name},\"{}\"", user.groups());
             let path = data.join(user.kubeconfig_name());
             fs::write(&path, kubeconfig(name, &token, &server, &ca))?;
             tokens.insert(user, token);

@@ -3,6 +3,7 @@
 //! ```text
 //!  binaries.rs   which programs, where they lie         access.rs     users, tokens, kubeconfigs
 //!  process.rs    a child that never outlives us         arguments.rs  each program's command line
+//!  data.rs       the directory of all that it writes
 //! ```
 //!
 //! Everything listens on loopback, on ports that the kernel chose, so several planes run side by side. There is
@@ -12,24 +13,26 @@
 mod access;
 mod arguments;
 mod binaries;
+mod data;
 mod process;
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io;
 use std::net::TcpListener;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 pub use access::User;
-pub use binaries::{Binaries, LD_FLAGS, MissingBinaries, PROGRAMS, Program, VERSION, cache_dir};
+pub use binaries::{
+    Binaries, HELM_PROGRAMS, HELM_VERSION, Helm, MissingBinaries, PROGRAMS, Program, VERSION, cache_dir,
+};
 
 use access::Access;
 use arguments::Ports;
+use data::Data;
 use process::Process;
 
 /// From the first process to the last answer. Five seconds on an idle machine; a busy one gets its time.
@@ -81,6 +84,14 @@ pub enum PlaneError {
         status: ExitStatus,
         /// The last lines of its log.
         log_tail: String,
+    },
+    /// The permissions of [`User::Pitcrew`] cannot be given.
+    #[error("grant what is in {rendered}: {said}")]
+    Grant {
+        /// The file.
+        rendered: PathBuf,
+        /// What kubectl says.
+        said: String,
     },
     /// A program runs but does not answer.
     #[error("{name} was not ready within {} s; its last words:\n{log_tail}", READY_TIMEOUT.as_secs())]
@@ -198,6 +209,22 @@ impl Plane {
         kubectl
     }
 
+    /// Lets [`User::Pitcrew`] do what a rendered chart grants to its service account.
+    pub fn grant(&self, rendered: &Path) -> Result<(), PlaneError> {
+        let run = |kubectl: &mut Command| {
+            let output = kubectl.output();
+            output.map_err(|source| PlaneError::Spawn { name: "kubectl", source })
+        };
+        // Roles of a namespace need it to be there; whoever comes later finds it.
+        run(self.kubectl().args(["create", "namespace", "gpu-operator"]))?;
+        let output = run(self.kubectl().arg("apply").arg("-f").arg(rendered))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+        Err(PlaneError::Grant { rendered: rendered.to_owned(), said })
+    }
+
     /// Whether all processes still run; the error names the one that does not, with its last words.
     pub fn check(&mut self) -> Result<(), PlaneError> {
         self.processes.check()
@@ -275,51 +302,6 @@ impl Drop for Processes {
         // The clients of the API server first, the store last.
         while let Some(process) = self.0.pop() {
             drop(process);
-        }
-    }
-}
-
-/// The directory with everything that a plane writes.
-#[derive(Debug)]
-struct Data {
-    dir: PathBuf,
-    temporary: bool,
-}
-
-impl Data {
-    /// Readable by its owner only: it holds tokens.
-    fn make(asked_for: Option<&Path>) -> Result<Data, PlaneError> {
-        let made = match asked_for {
-            Some(dir) => std::path::absolute(dir).and_then(|dir| {
-                DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
-                Ok(Data { dir, temporary: false })
-            }),
-            None => Data::make_temporary(),
-        };
-        let dir = || asked_for.map_or_else(std::env::temp_dir, Path::to_owned);
-        made.map_err(|source| PlaneError::Prepare { dir: dir(), source })
-    }
-
-    fn make_temporary() -> io::Result<Data> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        loop {
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let dir = std::env::temp_dir().join(format!("pitcrew-plane-{}-{number}", std::process::id()));
-            match DirBuilder::new().mode(0o700).create(&dir) {
-                Ok(()) => return Ok(Data { dir, temporary: true }),
-                // Left by an earlier process with our number.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-}
-
-impl Drop for Data {
-    fn drop(&mut self) {
-        if self.temporary {
-            // The supervisors remove it too, for the case that we are killed; whoever is first is right.
-            let _ = fs::remove_dir_all(&self.dir);
         }
     }
 }

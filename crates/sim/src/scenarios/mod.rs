@@ -13,6 +13,7 @@ use crate::scenario::{On, Outcome, Scenario, Stage, WHOLE_WALK, must};
 mod clients;
 mod health;
 mod machines;
+mod network;
 mod policies;
 mod reported;
 
@@ -29,6 +30,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(policies::all());
     all.extend(health::all());
     all.extend(clients::all());
+    all.extend(network::all());
     all
 }
 
