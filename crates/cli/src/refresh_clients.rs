@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-use anyhow::{anyhow, bail};
+use anyhow::bail;
 use futures::stream::{self, StreamExt};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
@@ -27,6 +27,7 @@ use pitcrew_core::action::PodRef;
 use pitcrew_core::names::{NodeName, ObjectName, Uid};
 use pitcrew_core::plan::{NodeClients, Outcome, client_survey};
 use pitcrew_core::snapshot::Snapshot;
+use serde_json::Value;
 
 use crate::connect::{Connection, Session};
 use crate::terminal::Output;
@@ -38,6 +39,9 @@ const DELETES_IN_FLIGHT_MAX: usize = 8;
 const RETRY: SignedDuration = SignedDuration::from_secs(5);
 /// Nodes on which the operator is to install a driver.
 const DEPLOY_DRIVER_LABEL: &str = "nvidia.com/gpu.deploy.driver";
+
+const NO_DRIVER: &str = "no node has a driver that an operator installs";
+const NO_DRIVER_HERE: &str = "no operator installs a driver on it";
 
 /// What `pitcrew refresh-clients` takes.
 #[derive(clap::Args)]
@@ -108,27 +112,23 @@ async fn refresh(
     let mut progress = Progress::new(session.zone.clone(), live && !quiet, quiet);
     let mut work = Work::default();
     let mut calm_since: Option<Timestamp> = None;
+    work.know(watch.snapshot(), &args.nodes)?;
     loop {
         let now = watch.snapshot().now;
         let nodes = work.survey(watch.snapshot(), &args.nodes)?;
-        if let Some(nothing) = nothing_to_do(watch.snapshot(), &nodes)? {
-            progress.end(&[], Some(nothing), &work, args.output, out)?;
-            return Ok(ExitCode::SUCCESS);
-        }
         if args.dry_run {
             Progress::would(&nodes, args.output, out)?;
             return Ok(ExitCode::SUCCESS);
         }
         progress.tell(&nodes, now, deadline, out)?;
-        let wake_at = work.replace(session, &nodes, now).await?;
-        if !nodes.iter().all(is_settled) {
-            calm_since = None;
-        }
-        let calm_until = nodes.iter().all(is_settled).then(|| *calm_since.get_or_insert(now));
-        let calm_until = calm_until.map(|since| since.saturating_add(args.settle)).transpose()?;
+        let retry_at = work.replace(session, &nodes, now).await;
+        // What is known through a broken connection is no calm.
+        let calm = nodes.iter().all(is_settled) && watch.trouble().is_none();
+        calm_since = if calm { calm_since.or(Some(now)) } else { None };
+        let calm_until = calm_since.map(|since| since.saturating_add(args.settle)).transpose()?;
         if calm_until.is_some_and(|until| until <= now) {
-            progress.end(&nodes, None, &work, args.output, out)?;
-            return Ok(ExitCode::SUCCESS);
+            progress.end(&nodes, nothing_to_do(watch.snapshot(), &nodes), &work, args.output, out)?;
+            return undecided(&nodes);
         }
         if now >= deadline {
             progress.end(&nodes, None, &work, args.output, out)?;
@@ -137,13 +137,28 @@ async fn refresh(
         if let Some(trouble) = watch.trouble() {
             progress.trouble(trouble, out)?;
         }
-        let wake_at = [wake_at, calm_until, Some(deadline)].into_iter().flatten().min();
-        watch.changed(wake_at).await;
+        let known = nodes.iter().filter_map(|node| node.wake_at);
+        watch.changed(known.chain(retry_at).chain(calm_until).chain([deadline]).min()).await;
+    }
+}
+
+/// The end is a good one unless something is left that only a person can decide.
+fn undecided(nodes: &[NodeClients]) -> anyhow::Result<ExitCode> {
+    let open: Vec<String> = nodes
+        .iter()
+        .filter_map(|node| match &node.outcome {
+            Outcome::NeedsPerson(why) => Some(format!("{}: {why}", node.node)),
+            _ => None,
+        })
+        .collect();
+    match open.as_slice() {
+        [] => Ok(ExitCode::SUCCESS),
+        some => bail!("not fresh, and for a person to decide: {}", some.join("; ")),
     }
 }
 
 fn is_settled(node: &NodeClients) -> bool {
-    matches!(node.outcome, Outcome::Fresh | Outcome::LeftAlone(_))
+    matches!(node.outcome, Outcome::Fresh | Outcome::LeftAlone(_) | Outcome::NeedsPerson(_))
 }
 
 /// The sentence for a time that is over: how many, the first few, and why.
@@ -159,23 +174,26 @@ fn late(nodes: &[NodeClients], deadline: SignedDuration) -> String {
     format!("not fresh after {deadline:#}: {}{more}", first.join("; "))
 }
 
-/// Whether it is certain that there is nothing to do, and why. What merely cannot be seen is an error.
-fn nothing_to_do(snapshot: &Snapshot, nodes: &[NodeClients]) -> anyhow::Result<Option<String>> {
+/// Whether there was nothing to do, and why. Only what is certain counts: this is asked when all has been calm.
+fn nothing_to_do(snapshot: &Snapshot, nodes: &[NodeClients]) -> Option<String> {
     if !nodes.is_empty() {
         let nobody = nodes.iter().all(|node| node.outcome == Outcome::Fresh && node.clients.is_empty());
-        return Ok(nobody.then(|| "there are no driver clients on these nodes".to_owned()));
+        return nobody.then(|| "there are no driver clients on these nodes".to_owned());
     }
-    let managed = snapshot
-        .nodes
-        .iter()
-        .find(|(_, node)| node.labels().get(DEPLOY_DRIVER_LABEL).is_some_and(|value| value == "true"));
-    match managed {
-        None => Ok(Some("no node has a driver that an operator installs".to_owned())),
-        Some((node, _)) => Err(anyhow!(
-            "node {node} is labelled {DEPLOY_DRIVER_LABEL}=true, but no ClusterPolicy, NVIDIADriver or DriverPolicy \
-             with a driver DaemonSet is there; install the operator first, or remove the label"
-        )),
-    }
+    let by_host = is_host_managed(snapshot);
+    let why = if by_host {
+        "the operator does not install the driver (driver.enabled is false)"
+    } else {
+        NO_DRIVER
+    };
+    Some(why.to_owned())
+}
+
+/// The operator labels every GPU node, also if it leaves the driver to the machine image.
+fn is_host_managed(snapshot: &Snapshot) -> bool {
+    let policies = &snapshot.sources.cluster_policies;
+    let off = |driver: &Value| driver["enabled"] == false && driver["useNvidiaDriverCRD"] != true;
+    !policies.is_empty() && policies.values().all(|policy| off(&policy.driver))
 }
 
 /// What was done so far.
@@ -185,27 +203,46 @@ struct Work {
     replaced: BTreeMap<NodeName, BTreeSet<ObjectName>>,
     /// Pods that were told to go, and those that could not be: when to try again.
     asked: BTreeMap<Uid, Option<Timestamp>>,
+    /// Pods that the API lets us not delete, and what it says.
+    refused: BTreeMap<Uid, String>,
     /// How many pods were deleted.
     deleted: usize,
 }
 
 impl Work {
-    /// The nodes that are asked for.
-    fn survey(&self, snapshot: &Snapshot, wanted: &Nodes) -> anyhow::Result<Vec<NodeClients>> {
-        let all = client_survey(snapshot, &self.replaced);
-        let all = all.map_err(|(source, problem)| Senseless(format!("{source}: {problem}")))?;
-        if wanted.all_nodes {
-            return Ok(all);
-        }
+    /// Remembers the nodes that are asked for by name: each must be there now, and may leave later.
+    fn know(&mut self, snapshot: &Snapshot, wanted: &Nodes) -> Result<(), Senseless> {
         for name in &wanted.named {
             if !snapshot.nodes.contains_key(name.as_str()) {
-                bail!(Senseless(format!("there is no node {name} (kubectl get nodes lists them)")));
+                return Err(Senseless(format!("there is no node {name} (kubectl get nodes lists them)")));
             }
         }
-        Ok(all
-            .into_iter()
-            .filter(|node| wanted.named.iter().any(|name| *name == *node.node.as_str()))
-            .collect())
+        Ok(())
+    }
+
+    /// The nodes that are asked for, those included that should have a driver and are in nobody's care yet.
+    fn survey(&self, snapshot: &Snapshot, wanted: &Nodes) -> Result<Vec<NodeClients>, Senseless> {
+        let all = client_survey(snapshot, &self.replaced);
+        let mut all = all.map_err(|(source, problem)| Senseless(format!("{source}: {problem}")))?;
+        let known: BTreeSet<NodeName> = all.iter().map(|node| node.node.clone()).collect();
+        let strangers = snapshot.nodes.keys().filter(|name| !known.contains(*name));
+        all.extend(strangers.filter_map(|name| stranger(snapshot, name, wanted)));
+        all.retain(|node| wanted.all_nodes || wanted.named.iter().any(|name| *name == *node.node.as_str()));
+        for node in &mut all {
+            self.tell_refused(node);
+        }
+        Ok(all)
+    }
+
+    /// What the API lets nobody delete is for a person.
+    fn tell_refused(&self, node: &mut NodeClients) {
+        let Outcome::Replace(pods) = &mut node.outcome else { return };
+        let refused = pods.iter().find_map(|(pod, _)| Some((pod.name.clone(), self.refused.get(&pod.uid)?)));
+        let refused = refused.map(|(pod, why)| format!("cannot delete pod {pod}: {why}"));
+        pods.retain(|(pod, _)| !self.refused.contains_key(&pod.uid));
+        if let Some(why) = refused.filter(|_| pods.is_empty()) {
+            node.outcome = Outcome::NeedsPerson(why);
+        }
     }
 
     /// Deletes what is stale and next. When to look again, if something could not be deleted.
@@ -214,7 +251,7 @@ impl Work {
         session: &Session,
         nodes: &[NodeClients],
         now: Timestamp,
-    ) -> anyhow::Result<Option<Timestamp>> {
+    ) -> Option<Timestamp> {
         let may = |pod: &PodRef| match self.asked.get(&pod.uid) {
             None => true,
             Some(again) => again.is_some_and(|again| again <= now),
@@ -238,13 +275,14 @@ impl Work {
                     self.asked.insert(pod.uid, None);
                     self.miss(nodes, &pod.node, &pod.name);
                 }
-                Err(error @ kube::Error::Api(_)) if is_forbidden(&error) => {
-                    bail!("cannot delete pod {}: {}", pod.name, sentence(&error));
+                Err(error) if is_forbidden(&error) => {
+                    self.refused.insert(pod.uid.clone(), sentence(&error));
+                    self.asked.insert(pod.uid, now.saturating_add(RETRY).ok());
                 }
                 Err(_) => drop(self.asked.insert(pod.uid, now.saturating_add(RETRY).ok())),
             }
         }
-        Ok(self.asked.values().flatten().filter(|at| **at > now).min().copied())
+        self.asked.values().flatten().filter(|at| **at > now).min().copied()
     }
 
     /// From now on the client's next pod is waited for.
@@ -254,6 +292,21 @@ impl Work {
             clients.filter(|client| client.pod.as_ref() == Some(pod)).map(|c| c.daemon_set.clone());
         self.replaced.entry(node.clone()).or_default().extend(daemon_sets);
     }
+}
+
+/// A node that is in no pool: one that should have a driver is waited for, one that is named and should not is left alone.
+fn stranger(snapshot: &Snapshot, name: &NodeName, wanted: &Nodes) -> Option<NodeClients> {
+    let label = snapshot.nodes.get(name)?.labels().get(DEPLOY_DRIVER_LABEL);
+    let managed = label.is_some_and(|value| value == "true") && !is_host_managed(snapshot);
+    let outcome = match managed {
+        true => Outcome::Waits(format!(
+            "labelled {DEPLOY_DRIVER_LABEL}=true, but no driver DaemonSet is meant for it yet"
+        )),
+        false if wanted.all_nodes => return None,
+        false => Outcome::LeftAlone(NO_DRIVER_HERE.to_owned()),
+    };
+    let (node, pool) = (name.clone(), "none".into());
+    Some(NodeClients { node, pool, epoch: None, clients: vec![], outcome, wake_at: None })
 }
 
 fn is_forbidden(error: &kube::Error) -> bool {

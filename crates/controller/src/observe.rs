@@ -128,18 +128,26 @@ pub(crate) fn breaker() -> String {
 pub(crate) struct Allocation {
     kind: Kind,
     name: &'static str,
-    fields: Option<&'static str>,
+    pub(crate) fields: Option<&'static str>,
+    /// A reader does without it.
+    pub(crate) may_be_refused: bool,
     pub(crate) wrap: fn(Event<DynamicObject>) -> Observation,
 }
 
 /// Who has which devices.
-pub(crate) const CLAIMS: Allocation =
-    Allocation { kind: Kind::Claim, name: "ResourceClaim", fields: None, wrap: Observation::Claim };
+pub(crate) const CLAIMS: Allocation = Allocation {
+    kind: Kind::Claim,
+    name: "ResourceClaim",
+    fields: None,
+    may_be_refused: false,
+    wrap: Observation::Claim,
+};
 /// Which devices NVIDIA's driver offers.
 pub(crate) const SLICES: Allocation = Allocation {
     kind: Kind::Slice,
     name: "ResourceSlice",
     fields: Some("spec.driver=gpu.nvidia.com"),
+    may_be_refused: true,
     wrap: Observation::Slice,
 };
 
@@ -152,11 +160,6 @@ impl Allocation {
         let newest = ["v1", "v1beta2", "v1beta1"].into_iter().find(served);
         let kind = |version| GroupVersionKind::gvk(ALLOCATION_GROUP, version, self.name);
         Ok(newest.map(|version| ApiResource::from_gvk(&kind(version))))
-    }
-
-    /// Only those that are looked at.
-    pub(crate) fn fields(&self) -> Option<&'static str> {
-        self.fields
     }
 }
 

@@ -426,7 +426,7 @@ impl Loop {
             }
             Action::Delete(pod, DeleteWhy::StaleClient) => {
                 info!(target: LOG_TARGET, node = %pod.node, pod = %pod.name, "stale client deleted");
-                let what = "held on to a driver that is gone and was deleted; its DaemonSet makes it again";
+                let what = "was deleted so that it comes back with the driver that runs now";
                 self.tell_of_pod(pod, false, what, now);
             }
             Action::Evict(pod) => info!(target: LOG_TARGET, node = %pod.node, pod = %pod.name, "evicted"),

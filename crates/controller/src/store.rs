@@ -121,8 +121,11 @@ impl Store {
             }
             Observation::NvidiaDriver(event) => self.fold_kind(Kind::NvidiaDriver, event, |store, object| {
                 let name = object.metadata.name.clone().unwrap_or_default();
-                let policy = object.spec.upgrade_policy;
-                store.snapshot.sources.nvidia_drivers.insert(name, policy.clone()) != Some(policy)
+                let (policy, version) = (object.spec.upgrade_policy, object.spec.version);
+                let sources = &mut store.snapshot.sources;
+                let versions = &mut sources.nvidia_driver_versions;
+                let new = versions.insert(name.clone(), version.clone()) != Some(version);
+                sources.nvidia_drivers.insert(name, policy.clone()) != Some(policy) || new
             }),
             Observation::NicClusterPolicy(event) => {
                 self.fold_kind(Kind::NicClusterPolicy, event, |store, object| {
@@ -276,7 +279,10 @@ impl Store {
             }
             Kind::Rollout => snapshot.rollouts.remove(plain).is_some(),
             Kind::ClusterPolicy => snapshot.sources.cluster_policies.remove(plain).is_some(),
-            Kind::NvidiaDriver => snapshot.sources.nvidia_drivers.remove(plain).is_some(),
+            Kind::NvidiaDriver => {
+                snapshot.sources.nvidia_driver_versions.remove(plain);
+                snapshot.sources.nvidia_drivers.remove(plain).is_some()
+            }
             Kind::NicClusterPolicy => snapshot.sources.nic_cluster_policies.remove(plain).is_some(),
             Kind::Lease => snapshot.gpu_operator.lease.take().is_some(),
             Kind::Deployment => snapshot.gpu_operator.deployments.remove(&deployment_text(name)),

@@ -211,10 +211,9 @@ fn started(container: &wire::ContainerStatus) -> Option<jiff::Timestamp> {
 
 /// What a DaemonSet's pod is to the driver.
 fn client(labels: &Labels, owner: &Owner, spec: &wire::PodSpec) -> Option<ClientKind> {
-    let image = spec.containers.first().map(|c| c.image.as_str()).unwrap_or_default();
     let containers: Vec<&str> = spec.containers.iter().map(|c| c.name.as_str()).collect();
     let daemon = owner.kind == OwnerKind::DaemonSet;
-    daemon.then(|| ClientKind::of(labels, &owner.name, image, &containers)).flatten()
+    daemon.then(|| ClientKind::of(labels, &owner.name, &containers)).flatten()
 }
 
 /// A ResourceSlice of one node; `None` for devices that belong to no node.
@@ -303,8 +302,14 @@ pub(crate) fn daemon_set(object: &ApiDaemonSet) -> Result<DaemonSet, Incomplete>
     let containers = template.map(|spec| spec.containers.as_slice()).unwrap_or_default();
     let env = containers.iter().flat_map(|c| c.env.iter().flatten());
     let strategy = object.spec.update_strategy.as_ref().and_then(|s| s.type_.as_deref());
+    let pod_labels =
+        object.spec.template.metadata.as_ref().and_then(|m| m.labels.clone()).unwrap_or_default();
+    let names: Vec<&str> = containers.iter().map(|container| container.name.as_str()).collect();
+    let name = object_name(&object.metadata);
     Ok(DaemonSet {
-        name: object_name(&object.metadata),
+        client: ClientKind::of(&pod_labels, &name.name, &names),
+        pod_labels,
+        name,
         uid,
         labels: object.metadata.labels.clone().unwrap_or_default(),
         generation: object.metadata.generation.unwrap_or_default(),

@@ -91,6 +91,8 @@ fn fleet(options: &Value, revision: &str, state: impl Fn(usize) -> State) -> Sna
         rendered_by: None,
         digest: None,
         driver_version: None,
+        pod_labels: Labels::new(),
+        client: None,
     };
     snapshot.daemon_sets.insert(daemon_set.uid.clone(), daemon_set);
     for (number, hash) in [(1, "old"), (2, "new")] {

@@ -140,9 +140,13 @@ fn foreign_nodes(snapshot: &Snapshot, policy: Option<&Policy>, mine: &[(usize, &
     };
     // A client that its DaemonSet makes again may be replaced under running work, where the policy says so.
     let always = policy.is_some_and(|policy| policy.clients.refresh == Refresh::Always);
+    let is_driver = |pod: &Pod| policy.is_some_and(|p| p.is_driver(&pod.name.namespace, &pod.labels));
     let replaceable = |pod: &PodRef| {
+        let driver = snapshot.pods_on(&pod.node).find(|pod| is_driver(pod) && pod.deleting.is_none());
+        let ready = driver.and_then(|driver| driver.ready_since.max(driver.started));
         let pod = snapshot.pods.get(&pod.node).and_then(|pods| pods.get(&pod.name));
-        always && pod.is_some_and(Pod::is_daemon)
+        let stale = |pod: &Pod| pod.is_daemon() && !is_driver(pod) && pod.oldest_started <= ready;
+        always && pod.is_some_and(stale)
     };
     let is_refresh =
         |action: &Action| matches!(action, Action::Delete(pod, DeleteWhy::StaleClient) if replaceable(pod));

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::names::ObjectName;
 use crate::selector::Labels;
@@ -15,8 +15,8 @@ use crate::snapshot::{Node, Pod};
 /// A node selector key by which third parties ask to be stopped and started with the driver.
 pub const DEPLOY_CLIENT_LABEL: &str = "nvidia.com/gpu.deploy.client";
 
-/// What a driver-manager writes into an operand's label while it keeps the operand off the node.
-pub const PAUSED_VALUE_PREFIX: &str = "paused-for-";
+/// In what a driver-manager writes into an operand's label while it keeps the operand off the node.
+pub const PAUSED_VALUE: &str = "paused-for-";
 
 /// The clients that are known without being named in a policy, in the order in which they come back.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -55,8 +55,8 @@ const DRA_DOMAINS_CONTAINER: &str = "compute-domains";
 
 impl ClientKind {
     /// What a pod of the DaemonSet `owner` is.
-    pub fn of(labels: &Labels, owner: &str, image: &str, containers: &[&str]) -> Option<Self> {
-        if is_dra_plugin(labels, owner, image) {
+    pub fn of(labels: &Labels, owner: &str, containers: &[&str]) -> Option<Self> {
+        if is_dra_plugin(labels, owner, containers) {
             let only_domains =
                 containers.contains(&DRA_DOMAINS_CONTAINER) && !containers.contains(&DRA_GPUS_CONTAINER);
             return Some(ClientKind::DraPlugin { gpus: !only_domains });
@@ -76,13 +76,14 @@ impl ClientKind {
     }
 }
 
-fn is_dra_plugin(labels: &Labels, owner: &str, image: &str) -> bool {
+fn is_dra_plugin(labels: &Labels, owner: &str, containers: &[&str]) -> bool {
     let label = |key: &str| labels.get(key).map(String::as_str);
     let name = label("app.kubernetes.io/name").unwrap_or_default();
     let by_operator = label("app") == Some(DRA_OPERATOR_APP);
     let component = |name: &str| label(&format!("{name}-component")) == Some(DRA_COMPONENT);
     // The community's chart names the label after itself, also under another name; others might do the same.
-    let renamed = || component(name) && image.contains("nvidia");
+    let ours = |container: &&str| [DRA_GPUS_CONTAINER, DRA_DOMAINS_CONTAINER].contains(container);
+    let renamed = || component(name) && containers.iter().any(ours);
     // Where the chart's selector labels are overridden, only names are left.
     let by_name = || owner.ends_with("-kubelet-plugin") && DRA_NAMES.contains(&name);
     by_operator || DRA_NAMES.iter().any(|name| component(name)) || renamed() || by_name()
@@ -95,15 +96,17 @@ pub struct Epoch {
     pub id: u64,
     /// When the driver container started.
     pub loaded: Timestamp,
-    /// When the driver was ready.
+    /// When the driver was ready for the first time, as far as that can be told.
     pub ready: Timestamp,
 }
 
 impl Epoch {
-    /// The epoch of a driver that is ready; `None` for one that is not.
-    pub fn of(driver: &Pod, node: &Node) -> Option<Self> {
+    /// The epoch of a driver that is ready; `None` for one that is not. A driver that was ready only after `limit` was
+    /// ready before: its Ready condition came and went.
+    pub fn of(driver: &Pod, node: &Node, limit: SignedDuration) -> Option<Self> {
         let loaded = driver.started.filter(|_| driver.ready && driver.deleting.is_none())?;
-        let ready = driver.ready_since.unwrap_or(loaded);
+        let latest = loaded.saturating_add(limit).unwrap_or(Timestamp::MAX);
+        let ready = driver.ready_since.unwrap_or(loaded).min(latest);
         let revision = driver.revision.as_ref().map(ToString::to_string).unwrap_or_default();
         let parts = [driver.uid.as_str(), &node.boot_id, &revision];
         let id = parts.iter().fold(driver.incarnation, |id, part| fnv(id, part));
@@ -184,44 +187,35 @@ mod tests {
 
     #[test]
     fn the_dra_plugin_is_found_under_all_its_names() {
-        let plugin = |pairs: &[(&str, &str)], owner: &str, image: &str| {
-            ClientKind::of(&labels(pairs), owner, image, &["compute-domains", "gpus"])
-        };
+        let both = ["compute-domains", "gpus"];
+        let plugin = |pairs: &[(&str, &str)], owner: &str| ClientKind::of(&labels(pairs), owner, &both);
         let found = Some(ClientKind::DraPlugin { gpus: true });
         let name = "app.kubernetes.io/name";
         let nvidia = [(name, "mine"), ("nvidia-dra-driver-gpu-component", "kubelet-plugin")];
-        assert_eq!(plugin(&nvidia, "mine-kubelet-plugin", "x"), found, "NVIDIA's chart, renamed");
+        assert_eq!(plugin(&nvidia, "mine-kubelet-plugin"), found, "NVIDIA's chart, renamed");
         let sigs = [(name, "dra-driver-nvidia-gpu"), ("dra-driver-nvidia-gpu-component", "kubelet-plugin")];
-        assert_eq!(plugin(&sigs, "x", "x"), found, "the community's chart");
+        assert_eq!(plugin(&sigs, "x"), found, "the community's chart");
         let renamed = [(name, "mine"), ("mine-component", "kubelet-plugin")];
-        let image = "registry.k8s.io/dra-driver-nvidia/dra-driver-nvidia-gpu:v0.4.0";
-        assert_eq!(plugin(&renamed, "mine-kubelet-plugin", image), found, "the community's chart, renamed");
-        assert_eq!(
-            plugin(&renamed, "mine-kubelet-plugin", "ghcr.io/other/plugin:1"),
-            None,
-            "another vendor's"
-        );
-        assert_eq!(plugin(&[("app", "nvidia-dra-driver-kubelet-plugin")], "x", "x"), found, "the operator's");
+        assert_eq!(plugin(&renamed, "mine-kubelet-plugin"), found, "the community's chart, renamed");
+        let others = ClientKind::of(&labels(&renamed), "mine-kubelet-plugin", &["plugin"]);
+        assert_eq!(others, None, "another vendor's");
+        assert_eq!(plugin(&[("app", "nvidia-dra-driver-kubelet-plugin")], "x"), found, "the operator's");
         let overridden = [(name, "nvidia-dra-driver-gpu")];
-        assert_eq!(plugin(&overridden, "nvidia-dra-driver-gpu-kubelet-plugin", "x"), found, "by names alone");
-        assert_eq!(
-            plugin(&overridden, "nvidia-dra-driver-gpu-controller", "x"),
-            None,
-            "the chart's controller"
-        );
+        assert_eq!(plugin(&overridden, "nvidia-dra-driver-gpu-kubelet-plugin"), found, "by names alone");
+        assert_eq!(plugin(&overridden, "nvidia-dra-driver-gpu-controller"), None, "the chart's controller");
     }
 
     #[test]
     fn a_plugin_without_the_gpus_container_offers_no_gpus() {
         let labels = labels(&[("app", "nvidia-dra-driver-kubelet-plugin")]);
-        let kind = |containers: &[&str]| ClientKind::of(&labels, "x", "x", containers);
+        let kind = |containers: &[&str]| ClientKind::of(&labels, "x", containers);
         assert_eq!(kind(&["compute-domains"]), Some(ClientKind::DraPlugin { gpus: false }));
         assert_eq!(kind(&["plugin"]), Some(ClientKind::DraPlugin { gpus: true }));
     }
 
     #[test]
     fn operands_are_known_by_their_app_label() {
-        let kind = |app: &str| ClientKind::of(&labels(&[("app", app)]), "x", "x", &[]);
+        let kind = |app: &str| ClientKind::of(&labels(&[("app", app)]), "x", &[]);
         assert_eq!(kind("nvidia-container-toolkit-daemonset"), Some(ClientKind::Toolkit));
         assert_eq!(kind("nvidia-dcgm-exporter-dra"), Some(ClientKind::Operand));
         assert_eq!(kind("nvidia-operator-validator"), None);

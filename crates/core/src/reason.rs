@@ -198,8 +198,8 @@ pub enum Reason {
     ClientsStale {
         /// Which, and why.
         found: Finding,
-        /// The policy says that it is replaced without anybody's doing.
-        by_itself: bool,
+        /// Who replaces it.
+        remedy: Remedy,
     },
     /// The new driver has to prove itself.
     Validating {
@@ -255,6 +255,17 @@ pub enum Reason {
     },
     /// The node changed while it was written; a newer version is awaited.
     Conflict,
+}
+
+/// Who replaces a stale client of a node in service.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Remedy {
+    /// The controller: the policy says Always.
+    ItSelf,
+    /// Whoever runs `pitcrew refresh-clients`.
+    Command,
+    /// A person: it would come back from a newer template.
+    Hand,
 }
 
 /// Which limit binds.
@@ -335,7 +346,7 @@ impl Reason {
             | Reason::DriverStarting { .. }
             | Reason::ClientsComeBack { .. }
             | Reason::Validating { .. } => Kind::Moving,
-            Reason::ClientsStale { by_itself: true, .. }
+            Reason::ClientsStale { remedy: Remedy::ItSelf, .. }
             | Reason::RevisionPending { .. }
             | Reason::NoDriverPod { .. }
             | Reason::NoSlot { .. }
@@ -344,7 +355,7 @@ impl Reason {
             | Reason::Conflict => Kind::Waiting,
             Reason::Paused | Reason::Skipped { .. } | Reason::Aborted { .. } => Kind::Paused,
             Reason::DriverNotReady { .. }
-            | Reason::ClientsStale { by_itself: false, .. }
+            | Reason::ClientsStale { .. }
             | Reason::NodeNotReady { .. }
             | Reason::Quarantined { .. }
             | Reason::BreakerTripped
@@ -360,11 +371,6 @@ impl Reason {
             | Reason::VisitUnreadable { .. } => Kind::Blocked,
             Reason::Failed { .. } | Reason::FailedWithoutRecord => Kind::Failed,
         }
-    }
-
-    /// Clients of a node in service are replaced.
-    pub(crate) fn is_refresh(&self) -> bool {
-        matches!(self, Reason::ClientsStale { .. })
     }
 
     /// The pod that keeps the node from being emptied.

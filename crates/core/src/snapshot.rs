@@ -411,6 +411,10 @@ pub struct DaemonSet {
     pub digest: Option<Box<str>>,
     /// The driver version, where the image's tag tells it.
     pub driver_version: Option<DriverVersion>,
+    /// The labels of its pods.
+    pub pod_labels: Labels,
+    /// What its pods are to the driver, if they are known clients.
+    pub client: Option<ClientKind>,
 }
 
 /// One revision of a DaemonSet's template.
@@ -481,6 +485,8 @@ pub struct Sources {
     pub cluster_policies: BTreeMap<String, ClusterPolicyFacts>,
     /// `spec.upgradePolicy` of each NVIDIADriver.
     pub nvidia_drivers: BTreeMap<String, Value>,
+    /// `spec.version` of each NVIDIADriver.
+    pub nvidia_driver_versions: BTreeMap<String, String>,
     /// `spec.ofedDriver` of each NicClusterPolicy; null where no driver is installed.
     pub nic_cluster_policies: BTreeMap<String, Value>,
 }

@@ -20,10 +20,14 @@ impl FromStr for DriverVersion {
     type Err = BadVersion;
     fn from_str(text: &str) -> Result<Self, BadVersion> {
         let numbers: Option<Vec<u64>> = text.split(['.', '-']).map(|n| n.parse().ok()).collect();
-        match numbers {
-            Some(numbers) if numbers.len() > 1 => Ok(Self { numbers, text: text.to_owned() }),
-            _ => Err(BadVersion(text.to_owned())),
+        let Some(mut numbers) = numbers.filter(|numbers| numbers.len() > 1) else {
+            return Err(BadVersion(text.to_owned()));
+        };
+        // 550.142 is published as 550.142.0 by whoever needs three numbers.
+        while numbers.last() == Some(&0) {
+            numbers.pop();
         }
+        Ok(Self { numbers, text: text.to_owned() })
     }
 }
 
@@ -68,6 +72,9 @@ mod tests {
         assert_eq!(written, "535.104.5".parse().unwrap());
         assert_eq!(written.to_string(), "535.104.05");
         assert!(written < "550.54.15".parse().unwrap());
+        let two: DriverVersion = "550.142".parse().unwrap();
+        assert_eq!(two, "550.142.0".parse().unwrap());
+        assert!(two < "550.142.1".parse().unwrap());
         assert!("latest".parse::<DriverVersion>().is_err());
     }
 

@@ -120,6 +120,7 @@ fn says(outcome: &Outcome) -> String {
         }
         Outcome::Waits(why) => format!("waits: {why}"),
         Outcome::LeftAlone(why) => format!("left alone: {why}"),
+        Outcome::NeedsPerson(why) => format!("needs a person: {why}"),
     }
 }
 
@@ -131,6 +132,7 @@ fn count(nodes: &[NodeClients]) -> String {
         (of(|outcome| matches!(outcome, Outcome::Replace(_))), "stale"),
         (of(|outcome| matches!(outcome, Outcome::Waits(_))), "waiting"),
         (of(|outcome| matches!(outcome, Outcome::LeftAlone(_))), "left alone"),
+        (of(|outcome| matches!(outcome, Outcome::NeedsPerson(_))), "for a person"),
     ];
     let parts: Vec<String> = parts
         .iter()
@@ -143,7 +145,7 @@ fn count(nodes: &[NodeClients]) -> String {
 
 fn document(nodes: &[NodeClients], nothing: Option<&str>, deleted: usize) -> Value {
     json!({
-        "done": nodes.iter().all(is_settled),
+        "done": nodes.iter().all(|node| is_settled(node) && !matches!(node.outcome, Outcome::NeedsPerson(_))),
         "nothingToDo": nothing,
         "replaced": deleted,
         "nodes": nodes.iter().map(node_document).collect::<Vec<_>>(),
@@ -156,6 +158,7 @@ fn node_document(node: &NodeClients) -> Value {
         Outcome::Replace(_) => ("stale", None),
         Outcome::Waits(why) => ("waits", Some(why)),
         Outcome::LeftAlone(why) => ("leftAlone", Some(why)),
+        Outcome::NeedsPerson(why) => ("needsPerson", Some(why)),
     };
     let client = |client: &pitcrew_core::plan::ClientFacts| {
         json!({

@@ -2,6 +2,7 @@
 
 use pitcrew_core::api::DriverPolicy;
 use pitcrew_core::names::ResourceVersion;
+use pitcrew_core::policy::ClusterPolicyFacts;
 use pitcrew_core::snapshot::Node;
 use pitcrew_sim::actors::{Behaviour, ClientFault, DraIdentity, Fault, Nodes as FaultyNodes, Timing};
 use pitcrew_sim::fleet::Fleet;
@@ -11,7 +12,8 @@ use super::*;
 use crate::tests::{Stage, play, told};
 
 fn node(name: &str, outcome: Outcome) -> NodeClients {
-    NodeClients { node: name.into(), pool: "gpu".into(), epoch: None, clients: vec![], outcome }
+    let (node, pool) = (name.into(), "gpu".into());
+    NodeClients { node, pool, epoch: None, clients: vec![], outcome, wake_at: None }
 }
 
 #[test]
@@ -27,18 +29,31 @@ fn the_end_of_the_time_names_the_first_few() {
 #[test]
 fn nothing_to_do_has_to_be_certain() {
     let mut snapshot = Snapshot::new(Timestamp::UNIX_EPOCH, "gpu-operator");
-    let said = nothing_to_do(&snapshot, &[]).unwrap();
-    assert_eq!(said.as_deref(), Some("no node has a driver that an operator installs"));
+    assert_eq!(nothing_to_do(&snapshot, &[]).as_deref(), Some(NO_DRIVER));
     let labels = [(DEPLOY_DRIVER_LABEL.to_owned(), "true".to_owned())].into();
     let gpu = Node::new("u".into(), ResourceVersion::from(1), labels, [].into());
     snapshot.nodes.insert("gpu-1".into(), gpu);
-    let problem = nothing_to_do(&snapshot, &[]).unwrap_err().to_string();
-    assert!(problem.starts_with("node gpu-1 is labelled nvidia.com/gpu.deploy.driver=true"), "{problem}");
+    snapshot
+        .nodes
+        .insert("cpu-1".into(), Node::new("c".into(), ResourceVersion::from(1), [].into(), [].into()));
+    let survey = |snapshot: &Snapshot, more: &[&str]| {
+        let nodes = Work::default().survey(snapshot, &args(more).nodes).unwrap();
+        nodes.into_iter().map(|node| (node.node.to_string(), node.outcome)).collect::<Vec<_>>()
+    };
+    let waits = format!("labelled {DEPLOY_DRIVER_LABEL}=true, but no driver DaemonSet is meant for it yet");
+    assert_eq!(survey(&snapshot, &["--all-nodes"]), [("gpu-1".to_owned(), Outcome::Waits(waits))]);
+    let alone = Outcome::LeftAlone(NO_DRIVER_HERE.to_owned());
+    assert_eq!(survey(&snapshot, &["--node", "cpu-1"]), [("cpu-1".to_owned(), alone)]);
+    let facts = ClusterPolicyFacts { driver: json!({"enabled": false}), ..ClusterPolicyFacts::default() };
+    snapshot.sources.cluster_policies.insert("cluster-policy".to_owned(), facts);
+    assert_eq!(survey(&snapshot, &["--all-nodes"]), [], "the operator labels all GPU nodes");
+    let said = nothing_to_do(&snapshot, &[]).unwrap();
+    assert!(said.starts_with("the operator does not install the driver"), "{said}");
     let fresh = [node("gpu-1", Outcome::Fresh)];
-    let said = nothing_to_do(&snapshot, &fresh).unwrap();
-    assert_eq!(said.as_deref(), Some("there are no driver clients on these nodes"));
-    let waits = [node("gpu-1", Outcome::Waits("x".to_owned()))];
-    assert_eq!(nothing_to_do(&snapshot, &waits).unwrap(), None);
+    assert_eq!(
+        nothing_to_do(&snapshot, &fresh).as_deref(),
+        Some("there are no driver clients on these nodes")
+    );
 }
 
 fn fleet() -> Fleet {

@@ -37,6 +37,9 @@ pub struct ClusterPolicySpec {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NVIDIADriverSpec {
+    /// The driver.
+    #[serde(default)]
+    pub version: String,
     /// The upgrade options.
     #[serde(default)]
     pub upgrade_policy: Value,

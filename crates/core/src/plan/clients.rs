@@ -7,17 +7,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 
 use super::members::Member;
+use super::offers::{Missing, devices, offers};
+use super::patch::record_patch;
 use super::pool::View;
 use super::removal::{may_be_asked, pod_ref};
 use super::restart::says;
 use super::walk::{Decision, deadline, fail, ran_out};
-use crate::action::{Action, DeleteWhy};
+use crate::action::{Action, Changes, DeleteWhy};
 use crate::api::Refresh;
-use crate::clients::{ClientKind, DEPLOY_CLIENT_LABEL, Epoch, PAUSED_VALUE_PREFIX, Stale, older_than_driver};
+use crate::clients::{DEPLOY_CLIENT_LABEL, Epoch, PAUSED_VALUE, Stale, older_than_driver};
 use crate::names::{NodeName, ObjectName, Uid};
-use crate::reason::Reason;
-use crate::snapshot::{DaemonSet, Object, Pod, Slice, Snapshot};
-use crate::version::DriverVersion;
+use crate::policy::ExtraClient;
+use crate::reason::{Reason, Remedy};
+use crate::snapshot::{DaemonSet, Object, Pod, Snapshot};
 use crate::visit::{Before, Cause, Finding, Visit, Walk};
 
 /// A driver that has just come up may go down again at once. Outside of a visit nobody hurries.
@@ -27,8 +29,8 @@ pub(super) const REFRESHES_MAX: usize = 5;
 /// So long after it was made, a client pod is not counted as one that is just coming back.
 const COMING_BACK: SignedDuration = SignedDuration::from_mins(2);
 
-/// A plugin that is ready so long has published what it offers.
-const PUBLISHED_AFTER: SignedDuration = SignedDuration::from_secs(10);
+/// Third parties come after the operands.
+const THIRD_PARTY_ORDER: u32 = 3;
 
 /// How a client is treated.
 #[derive(Clone, Copy)]
@@ -72,10 +74,10 @@ impl<'a> Survey<'a> {
         before: &[ObjectName],
         in_visit: bool,
     ) -> Option<Self> {
-        let epoch = Epoch::of(member.pod?, member.node)?;
+        let epoch = Epoch::of(member.pod?, member.node, view.policy.limits.driver_ready)?;
         let mut found: BTreeMap<&ObjectName, (Rule, &Pod)> = BTreeMap::new();
         for pod in member.pods().filter(|pod| !pod.is_finished()) {
-            let Some((rule, daemon_set)) = rule(view, pod) else { continue };
+            let Some((rule, daemon_set)) = client(view, pod) else { continue };
             let entry = found.entry(&daemon_set.name).or_insert((rule, pod));
             // The one that stays is the one to judge.
             if entry.1.deleting.is_some() {
@@ -89,13 +91,9 @@ impl<'a> Survey<'a> {
         }
         for name in before.iter().filter(|name| !found.contains_key(name)) {
             if let Some(daemon_set) = expected(view.snapshot, member, name) {
-                let rule = rule_of_set(view, daemon_set);
-                clients.push(Client {
-                    rule,
-                    daemon_set: &daemon_set.name,
-                    pod: None,
-                    standing: Standing::Coming,
-                });
+                let Some(rule) = rule(view, daemon_set) else { continue };
+                let (daemon_set, standing) = (&daemon_set.name, Standing::Coming);
+                clients.push(Client { rule, daemon_set, pod: None, standing });
             }
         }
         clients.sort_by_key(|client| client.rule.order);
@@ -111,6 +109,11 @@ impl<'a> Survey<'a> {
 }
 
 impl Client<'_> {
+    /// The node is nothing without it.
+    pub(super) fn is_required(&self) -> bool {
+        self.rule.required
+    }
+
     /// What is the matter with it, in a sentence.
     pub(super) fn says(&self) -> Finding {
         let Some(pod) = self.pod else {
@@ -136,35 +139,33 @@ fn refresh(view: &View<'_>) -> Refresh {
     if view.snapshot.refreshes_clients { view.policy.clients.refresh } else { Refresh::Off }
 }
 
-/// Whether a pod is a client, and how it is treated. Only pods of DaemonSets are: nobody else would make them again.
-fn rule<'a>(view: &View<'a>, pod: &Pod) -> Option<(Rule, &'a DaemonSet)> {
-    let clients = &view.policy.clients;
-    let third_party = |owner| clients.nvidia && view.third_parties.contains(owner);
-    let known = pod.client.filter(|_| clients.nvidia);
-    if known.is_none() && clients.extra.is_empty() && view.third_parties.is_empty() {
-        return None;
-    }
-    let owner = &pod.owner.as_ref().filter(|_| pod.is_daemon())?.uid;
-    let extra = clients.extra.iter().find(|extra| extra.selects(pod));
-    let timeout = clients.timeout;
-    let rule = match (known, extra) {
-        (Some(kind), _) => Rule { order: kind.order(), gated: true, required: true, timeout },
-        (None, Some(extra)) => {
-            Rule { order: extra.order, gated: extra.gated, required: extra.required, timeout: extra.timeout }
-        }
-        (None, None) if third_party(owner) => Rule { order: 3, gated: false, required: true, timeout },
-        (None, None) => return None,
-    };
-    Some((rule, view.snapshot.daemon_sets.get(owner)?))
+/// A pod that is a client, with how it is treated. Only pods of DaemonSets are: nobody else would make them again.
+fn client<'a>(view: &View<'a>, pod: &Pod) -> Option<(Rule, &'a DaemonSet)> {
+    // Most pods are none; that is seen without a look at their owners.
+    let maybe = pod.client.is_some() || view.knows_others;
+    let owner = pod.owner.as_ref().filter(|_| maybe && pod.is_daemon())?;
+    let daemon_set = view.snapshot.daemon_sets.get(&owner.uid)?;
+    Some((rule(view, daemon_set)?, daemon_set))
 }
 
-/// How a client is treated that has no pod now, by the pods that its DaemonSet has elsewhere.
-fn rule_of_set(view: &View<'_>, daemon_set: &DaemonSet) -> Rule {
-    let pods = view.snapshot.pods.values().flat_map(BTreeMap::values);
-    let is_its = |pod: &&Pod| pod.owner.as_ref().is_some_and(|owner| owner.uid == daemon_set.uid);
-    let known = pods.filter(is_its).find_map(|pod| rule(view, pod)).map(|(rule, _)| rule);
-    let timeout = view.policy.clients.timeout;
-    known.unwrap_or(Rule { order: 0, gated: true, required: true, timeout })
+/// How the pods of a DaemonSet are treated, if they are clients. A driver is nobody's client, whatever a selector says.
+fn rule(view: &View<'_>, daemon_set: &DaemonSet) -> Option<Rule> {
+    let DaemonSet { name, pod_labels, .. } = daemon_set;
+    let policies = view.rivals.iter().copied().chain([view.policy]);
+    if policies.into_iter().any(|policy| policy.is_driver(&name.namespace, pod_labels)) {
+        return None;
+    }
+    let clients = &view.policy.clients;
+    let timeout = clients.timeout;
+    if let Some(kind) = daemon_set.client.filter(|_| clients.nvidia) {
+        return Some(Rule { order: kind.order(), gated: true, required: true, timeout });
+    }
+    if let Some(extra) = clients.extra.iter().find(|extra| extra.selects(&name.namespace, pod_labels)) {
+        let ExtraClient { order, gated, required, timeout, .. } = *extra;
+        return Some(Rule { order, gated, required, timeout });
+    }
+    let asks = clients.nvidia && view.third_parties.contains(&daemon_set.uid);
+    asks.then_some(Rule { order: THIRD_PARTY_ORDER, gated: false, required: true, timeout })
 }
 
 /// A DaemonSet that had a pod here when the visit began, still exists, and is meant for this node; also if a driver-manager
@@ -173,7 +174,7 @@ fn expected<'a>(snapshot: &'a Snapshot, member: &Member<'_>, name: &ObjectName) 
     let daemon_set = snapshot.daemon_sets.values().find(|ds| ds.name == *name)?;
     let fits = |(key, wanted): (&String, &String)| {
         let value = member.node.labels().get(key);
-        value.is_some_and(|value| value == wanted || value.starts_with(PAUSED_VALUE_PREFIX))
+        value.is_some_and(|value| value == wanted || value.contains(PAUSED_VALUE))
     };
     daemon_set.node_selector.iter().all(fits).then_some(daemon_set)
 }
@@ -183,7 +184,7 @@ fn standing(snapshot: &Snapshot, pod: &Pod, gated: bool, epoch: Epoch, in_visit:
         return Standing::Coming;
     }
     // Inside a visit the new template is taken along; outside it is somebody's decision to make.
-    let pending = pending_revision(snapshot, pod).filter(|_| in_visit || pod.oldest_started.is_some());
+    let pending = pending_revision(snapshot, pod);
     match (older_than_driver(pod, gated, epoch), pending) {
         (Some(_), Some(pending)) if !in_visit => Standing::Stale(pending),
         (Some(stale), _) => Standing::Stale(stale),
@@ -210,14 +211,9 @@ pub(super) fn before<'a>(view: &View<'a>, member: &Member<'a>) -> Option<Before>
     if refresh(view) == Refresh::Off {
         return None;
     }
-    let clients = member.pods().filter_map(|pod| rule(view, pod)).map(|(_, ds)| ds.name.clone());
+    let clients = member.pods().filter_map(|pod| client(view, pod)).map(|(_, ds)| ds.name.clone());
     let clients: BTreeSet<ObjectName> = clients.collect();
     Some(Before { clients: clients.into_iter().collect(), devices: devices(view, member) })
-}
-
-fn devices(view: &View<'_>, member: &Member<'_>) -> u32 {
-    let resources = &view.policy.devices.resources;
-    member.node.devices(|name| resources.iter().any(|pattern| pattern.matches(name)))
 }
 
 /// In a visit, before the validators look: stale clients are replaced, and all are waited for. `None`: all are back.
@@ -231,34 +227,77 @@ pub(super) fn come_back(
     if refresh(view) == Refresh::Off {
         return None;
     }
-    let nothing = Before::default();
-    let before = visit.before.as_ref().unwrap_or(&nothing);
-    let survey = Survey::of(view, member, &before.clients, true)?;
-    let due = |client: &Client<'_>| client.rule.required || !ran_out(view, until_of(view, walk, client));
+    let before = visit.before.clone().unwrap_or_default();
+    let Some(survey) = Survey::of(view, member, &before.clients, true) else {
+        let found = Finding::plain("it is not known yet when the driver container started");
+        return Some(wait(view, member, walk, found, until));
+    };
+    let limit = |client: &Client<'_>| until_of(view, walk, survey.epoch, client, until);
+    let due = |client: &Client<'_>| client.rule.required || !ran_out(view, limit(client));
     let open = survey.next(due);
-    let Some(first) = open.first() else {
+    let Some(next) = open.iter().min_by_key(|client| limit(client)) else {
         let missing = offers(view, member, &survey, before.devices)?;
         return Some(wait_for_offers(view, member, walk, missing, until));
     };
-    let limit = until_of(view, walk, first).min(until);
-    if ran_out(view, limit) {
-        let cause = Cause::ClientNotBack {
-            client: first.daemon_set.clone(),
-            found: first.says(),
-            seconds: limit.duration_since(walk.since).as_secs(),
-        };
-        return Some(fail(view, member, walk, cause));
+    if ran_out(view, limit(next)) {
+        let seconds = limit(next).duration_since(walk.since).as_secs();
+        let (client, found) = (next.daemon_set.clone(), next.says());
+        return Some(fail(view, member, walk, Cause::ClientNotBack { client, found, seconds }));
     }
-    let mut decision = Decision::stay(Reason::ClientsComeBack { found: first.says(), until: limit });
+    let mut decision = Decision::stay(Reason::ClientsComeBack { found: next.says(), until: limit(next) });
+    if let Some(note) = note_replaced(view, member, visit, walk, &open) {
+        decision.actions.push(note);
+        return Some(decision);
+    }
     for client in open {
-        if let Some(action) = replace(view.snapshot, client, &mut decision.wake_at) {
-            decision.actions.push(action);
-        }
+        decision.actions.extend(replace(view.snapshot, client, &mut decision.wake_at));
     }
     Some(decision)
 }
 
-/// What the clients offer is not there yet: as for validation, which it is a part of.
+/// A client that was not there when the visit began is written down before its pod goes: it would not be missed else.
+fn note_replaced(
+    view: &View<'_>,
+    member: &Member<'_>,
+    visit: &Visit,
+    walk: &Walk,
+    open: &[&Client<'_>],
+) -> Option<Action> {
+    let mut before = visit.before.clone().unwrap_or_default();
+    let known = before.clients.len();
+    for client in open.iter().filter(|client| matches!(client.standing, Standing::Stale(_))) {
+        if !before.clients.contains(client.daemon_set) {
+            before.clients.push(client.daemon_set.clone());
+        }
+    }
+    if before.clients.len() == known {
+        return None;
+    }
+    let mut visit = visit.clone();
+    visit.before = Some(before);
+    let mut patch = record_patch(view, member, &visit, walk.clone());
+    patch.labels = Changes::default();
+    Some(Action::PatchNode(patch))
+}
+
+/// Whether a client has become stale since the clients were back: the driver started once more.
+pub(super) fn fell_behind(view: &View<'_>, member: &Member<'_>) -> bool {
+    let is_stale =
+        |client: &Client<'_>| matches!(client.standing, Standing::Stale(Stale::OlderThanDriver { .. }));
+    let survey = || Survey::of(view, member, &[], true);
+    refresh(view) != Refresh::Off && survey().is_some_and(|survey| survey.clients.iter().any(is_stale))
+}
+
+/// Something is missing that has until the end of validation to come.
+fn wait(view: &View<'_>, member: &Member<'_>, walk: &Walk, found: Finding, until: Timestamp) -> Decision {
+    if ran_out(view, until) {
+        let seconds = view.policy.limits.validation.as_secs();
+        return fail(view, member, walk, Cause::NotValidated { found, seconds });
+    }
+    Decision::stay(Reason::ClientsComeBack { found, until })
+}
+
+/// What the clients offer is not there yet.
 fn wait_for_offers(
     view: &View<'_>,
     member: &Member<'_>,
@@ -267,13 +306,9 @@ fn wait_for_offers(
     until: Timestamp,
 ) -> Decision {
     let stale = missing.stale_plugin(view.snapshot.now);
-    let found = missing.found;
-    if ran_out(view, until) {
-        let seconds = view.policy.limits.validation.as_secs();
-        return fail(view, member, walk, Cause::NotValidated { found, seconds });
-    }
-    let mut decision = Decision::stay(Reason::ClientsComeBack { found, until });
+    let mut decision = wait(view, member, walk, missing.found, until);
     match stale {
+        _ if !decision.actions.is_empty() => {}
         Some(Ok(plugin)) => decision.actions.extend(delete(view.snapshot, plugin, &mut decision.wake_at)),
         Some(Err(at)) => decision.wake_at = Some(at.min(until)),
         None => {}
@@ -281,11 +316,15 @@ fn wait_for_offers(
     decision
 }
 
-/// Until when a client has to be back: counted from the visit's validation, or from when its new pod was made.
-fn until_of(view: &View<'_>, walk: &Walk, client: &Client<'_>) -> Timestamp {
-    let later = client.pod.map_or(SignedDuration::ZERO, |pod| pod.created.duration_since(walk.since));
-    let later = later.max(SignedDuration::ZERO);
-    deadline(view, walk, client.rule.timeout.saturating_add(later))
+/// Until when a client has to be back. One that is still to be replaced has as long as validation; one that is on its way
+/// has its own time, from when its pod was made or the driver was ready.
+fn until_of(view: &View<'_>, walk: &Walk, epoch: Epoch, client: &Client<'_>, until: Timestamp) -> Timestamp {
+    if matches!(client.standing, Standing::Stale(_)) {
+        return until;
+    }
+    let begun = client.pod.map_or(epoch.ready, |pod| pod.created.max(epoch.ready));
+    let later = begun.duration_since(walk.since).max(SignedDuration::ZERO);
+    deadline(view, walk, client.rule.timeout.saturating_add(later)).min(until)
 }
 
 fn replace(snapshot: &Snapshot, client: &Client<'_>, wake_at: &mut Option<Timestamp>) -> Option<Action> {
@@ -295,123 +334,40 @@ fn replace(snapshot: &Snapshot, client: &Client<'_>, wake_at: &mut Option<Timest
 
 /// Deletes a stale client, unless that is under way or has to cool off.
 fn delete(snapshot: &Snapshot, pod: &Pod, wake_at: &mut Option<Timestamp>) -> Option<Action> {
-    if !may_be_asked(snapshot, pod) {
-        if let Some(setback) = snapshot.setbacks.get(&Object::Pod(pod.name.clone())) {
-            *wake_at = Some(wake_at.map_or(setback.retry_at, |at| at.min(setback.retry_at)));
-        }
-        return None;
+    if may_be_asked(snapshot, pod) {
+        return Some(Action::Delete(pod_ref(pod), DeleteWhy::StaleClient));
     }
-    Some(Action::Delete(pod_ref(pod), DeleteWhy::StaleClient))
-}
-
-/// What is missing of what the clients offer.
-pub(super) struct Missing<'a> {
-    pub(super) found: Finding,
-    /// The plugin, if it tells of another driver and may have started before this one was ready: start times are whole
-    /// seconds, so one that opened the old driver in the second in which it went looks fresh.
-    plugin: Option<&'a Pod>,
-}
-
-impl<'a> Missing<'a> {
-    fn plain(what: String) -> Self {
-        Self { found: Finding::plain(what), plugin: None }
-    }
-
-    /// The plugin that has to be replaced, or when that is known: a fresh one needs a moment to publish.
-    pub(super) fn stale_plugin(&self, now: Timestamp) -> Option<Result<&'a Pod, Timestamp>> {
-        let plugin = self.plugin?;
-        let at = plugin.ready_since.unwrap_or(plugin.created).saturating_add(PUBLISHED_AFTER).ok()?;
-        Some(if at <= now { Ok(plugin) } else { Err(at) })
-    }
-}
-
-/// What is missing of what the clients offer: complete ResourceSlices of the driver that runs, and all devices.
-pub(super) fn offers<'a>(
-    view: &View<'a>,
-    member: &Member<'a>,
-    survey: &Survey<'a>,
-    before: u32,
-) -> Option<Missing<'a>> {
-    let plugin = survey.clients.iter().filter_map(|client| client.pod);
-    let plugin = plugin.into_iter().find(|pod| pod.client == Some(ClientKind::DraPlugin { gpus: true }));
-    if let (Some(plugin), Some(slices), Some(driver)) = (plugin, &view.snapshot.slices, member.pod)
-        && let Some(incomplete) = incomplete(slices, member.name, running_version(driver).as_ref())
-    {
-        let early = plugin.oldest_started.is_some_and(|started| started <= survey.epoch.ready);
-        let suspect = early && matches!(incomplete, Incomplete::OtherDriver(_));
-        let (Incomplete::OtherDriver(what) | Incomplete::NotThere(what)) = incomplete;
-        return Some(Missing { plugin: Some(plugin).filter(|_| suspect), ..Missing::plain(what) });
-    }
-    let now = devices(view, member);
-    let what = || format!("the node offers {now} of the {before} devices that it had before");
-    (now < before).then(|| Missing::plain(what()))
-}
-
-/// The version in a driver pod's image, if it is a whole one: precompiled drivers are tagged by branch and kernel.
-fn running_version(driver: &Pod) -> Option<DriverVersion> {
-    let version = DriverVersion::from_image(&driver.image)?;
-    version.to_string().bytes().all(|byte| byte != b'-').then_some(version)
-}
-
-/// Why the slices of a node do not describe its driver yet.
-enum Incomplete {
-    NotThere(String),
-    OtherDriver(String),
-}
-
-fn incomplete(
-    slices: &BTreeMap<Box<str>, Slice>,
-    node: &NodeName,
-    version: Option<&DriverVersion>,
-) -> Option<Incomplete> {
-    let mut pools: BTreeMap<&str, Vec<(&str, &Slice)>> = BTreeMap::new();
-    for (name, slice) in slices.iter().filter(|(_, slice)| slice.node == *node) {
-        pools.entry(&slice.pool).or_default().push((name, slice));
-    }
-    if pools.is_empty() {
-        let what = "the DRA plugin has not published a ResourceSlice for this node yet";
-        return Some(Incomplete::NotThere(what.to_owned()));
-    }
-    pools.into_iter().find_map(|(pool, slices)| {
-        let newest = slices.iter().map(|(_, slice)| slice.generation).max()?;
-        let current = slices.into_iter().filter(|(_, slice)| slice.generation == newest);
-        let current: Vec<(&str, &Slice)> = current.collect();
-        let (there, wanted) = (current.len(), current.first()?.1.count);
-        if i64::try_from(there).is_ok_and(|there| there < wanted) {
-            let what = format!("{there} of the {wanted} ResourceSlices of pool {pool} are published");
-            return Some(Incomplete::NotThere(what));
-        }
-        let version = version?;
-        let (name, other) = current.into_iter().find_map(|(name, slice)| {
-            slice.versions.iter().find(|told| *told != version).map(|told| (name, told))
-        })?;
-        let what = format!("resourceslice/{name} tells driver {other}, the node runs {version}");
-        Some(Incomplete::OtherDriver(what))
-    })
+    let setback = snapshot.setbacks.get(&Object::Pod(pod.name.clone()));
+    let retry_at = setback.map(|setback| setback.retry_at).filter(|at| *at > snapshot.now);
+    *wake_at = [*wake_at, retry_at].into_iter().flatten().min();
+    None
 }
 
 /// A node in service: stale clients are told of, and replaced if the policy says so. `None`: there are none.
 pub(super) fn in_service(view: &View<'_>, member: &Member<'_>) -> Option<Decision> {
     let refresh = refresh(view);
-    if refresh == Refresh::Off || !member.node.ready || !has_clients(view, member) {
+    if refresh == Refresh::Off || !member.node.ready || !maybe_stale(view, member) {
         return None;
     }
     let survey = Survey::of(view, member, &[], false)?;
-    let open = survey.next(|client| matches!(client.standing, Standing::Stale(_)));
-    let stale = open.iter().map(|client| client.says()).next()?;
-    let left_alone = open.iter().all(|client| is_pending(client));
-    let by_us = refresh == Refresh::Always && !member.node.unschedulable && !left_alone;
-    let mut decision = Decision::stay(Reason::ClientsStale { found: stale, by_itself: by_us });
-    if !by_us {
-        return Some(decision);
-    }
+    let is_stale = |client: &Client<'_>| matches!(client.standing, Standing::Stale(_));
+    let open = survey.next(|client| !is_pending(client));
+    let stale = open.iter().copied().find(|client| is_stale(client));
+    let Some(stale) = stale else {
+        // Others are on their way, or nobody but a person may decide.
+        let pending = survey.clients.iter().find(|client| is_pending(client)).filter(|_| open.is_empty())?;
+        return Some(Decision::stay(Reason::ClientsStale { found: pending.says(), remedy: Remedy::Hand }));
+    };
+    let by_itself = refresh == Refresh::Always && !member.node.unschedulable;
+    let remedy = if by_itself { Remedy::ItSelf } else { Remedy::Command };
+    let mut decision = Decision::stay(Reason::ClientsStale { found: stale.says(), remedy });
     let settled = survey.epoch.ready.saturating_add(SETTLED).unwrap_or(Timestamp::MAX);
-    if settled > view.snapshot.now {
+    if by_itself && settled > view.snapshot.now {
         decision.wake_at = Some(settled);
-        return Some(decision);
-    }
-    for client in open.into_iter().filter(|client| !is_pending(client)) {
-        decision.actions.extend(replace(view.snapshot, client, &mut decision.wake_at));
+    } else if by_itself {
+        for client in open {
+            decision.actions.extend(replace(view.snapshot, client, &mut decision.wake_at));
+        }
     }
     Some(decision)
 }
@@ -421,25 +377,50 @@ pub(super) fn is_pending(client: &Client<'_>) -> bool {
 }
 
 /// Most passes find nothing: that is seen without a survey.
-fn has_clients(view: &View<'_>, member: &Member<'_>) -> bool {
-    let Some(driver) = member.pod.and_then(|pod| pod.started) else { return false };
-    let youngest = member.pod.and_then(|pod| pod.ready_since).unwrap_or(driver).max(driver);
-    let maybe = |pod: &Pod| pod.oldest_started.is_some_and(|at| at <= youngest) && pod.is_daemon();
-    member.pods().any(|pod| (pod.client.is_some() || view.knows_others) && maybe(pod))
+fn maybe_stale(view: &View<'_>, member: &Member<'_>) -> bool {
+    let Some(driver) = member.pod else { return false };
+    let ready = driver.ready_since.max(driver.started);
+    let old = |pod: &Pod| pod.oldest_started.is_some() && pod.oldest_started <= ready && pod.is_daemon();
+    member.pods().any(|pod| (pod.client.is_some() || view.knows_others) && old(pod))
 }
 
-/// How many nodes outside of visits may have their clients replaced now.
-pub(super) fn allowance(view: &View<'_>) -> usize {
-    if refresh(view) != Refresh::Always {
-        return 0;
+/// Outside of visits, clients are replaced on a few nodes at a time: how many more nodes may be begun in this pass.
+pub(super) struct Allowance(Option<usize>);
+
+impl Allowance {
+    pub(super) fn new() -> Self {
+        Self(None)
     }
-    let now = view.snapshot.now;
-    let young = |pod: &Pod| pod.created.saturating_add(COMING_BACK).is_ok_and(|until| until > now);
-    let comes_back = |pod: &Pod| pod.deleting.is_some() || (!pod.ready && young(pod));
-    let busy = |pods: &BTreeMap<ObjectName, Pod>| {
-        pods.values().any(|pod| comes_back(pod) && rule(view, pod).is_some())
-    };
-    let in_service = |node: &NodeName| view.snapshot.nodes.get(node).is_some_and(|n| n.visit.is_none());
-    let busy = view.snapshot.pods.iter().filter(|(node, pods)| in_service(node) && busy(pods)).count();
-    REFRESHES_MAX.saturating_sub(busy)
+
+    /// Keeps what a decision wants to replace, or puts it off.
+    pub(super) fn spend(&mut self, view: &View<'_>, decision: &mut Decision) {
+        let refreshes = matches!(decision.reason, Reason::ClientsStale { .. });
+        if !refreshes || decision.actions.is_empty() {
+            return;
+        }
+        let left = self.0.get_or_insert_with(|| REFRESHES_MAX.saturating_sub(busy_nodes(view)));
+        if let Some(less) = left.checked_sub(1) {
+            *left = less;
+            return;
+        }
+        decision.actions.clear();
+        // A client that does not come back holds its place for so long at most.
+        let later = view.snapshot.now.saturating_add(COMING_BACK).unwrap_or(Timestamp::MAX);
+        decision.wake_at = Some(decision.wake_at.map_or(later, |at| at.min(later)));
+    }
+}
+
+/// Nodes in service on which a client is being replaced.
+fn busy_nodes(view: &View<'_>) -> usize {
+    let Snapshot { now, nodes, pods, in_flight, .. } = view.snapshot;
+    let recent = |at: Timestamp| at.saturating_add(COMING_BACK).is_ok_and(|until| until > *now);
+    let comes_back = |pod: &Pod| pod.deleting.is_some_and(recent) || (!pod.ready && recent(pod.created));
+    let in_service = |node: &NodeName| nodes.get(node).is_some_and(|n| n.visit.is_none() && n.ready);
+    let seen = pods
+        .iter()
+        .filter(|(_, pods)| pods.values().any(|pod| comes_back(pod) && client(view, pod).is_some()));
+    let seen = seen.map(|(node, _)| node);
+    let asked = in_flight.iter().filter(|(object, _)| matches!(object, Object::Pod(_)));
+    let asked = asked.filter_map(|(_, pending)| pending.on_node.as_ref());
+    seen.chain(asked).filter(|node| in_service(node)).collect::<BTreeSet<_>>().len()
 }

@@ -13,7 +13,7 @@ use crate::contract::{KEEP_CORDONED_LABEL, RELEASED_ANNOTATION, SCALE_DOWN_HOLDS
 use crate::health::cordoned_by_nvsentinel;
 use crate::reason::Reason;
 use crate::snapshot::Node;
-use crate::visit::{Holds, Visit, Walk};
+use crate::visit::{Before, Holds, Visit, Walk};
 
 /// `cordon-required`: ONE patch: cordon, holds, visit record.
 pub(super) fn cordon(view: &View<'_>, member: &Member<'_>, visit: Option<(&Visit, &Walk)>) -> Decision {
@@ -32,10 +32,15 @@ pub(super) fn cordon(view: &View<'_>, member: &Member<'_>, visit: Option<(&Visit
     let replace = member.pod.filter(|_| member.requested).map(|pod| pod.uid.clone()).or(walk.replace.clone());
     let walk = Walk { replace, ..walk };
     let since = visit.map_or(now, |(visit, _)| visit.since);
-    let before = match visit {
-        // What was there before the first attempt counts.
-        Some((Visit { before: Some(before), .. }, _)) => Some(before.clone()),
-        _ => clients::before(view, member),
+    let now = clients::before(view, member);
+    let before = match visit.and_then(|(visit, _)| visit.before.clone()) {
+        // What was there before the first attempt counts. Who retries a node whose driver is ready takes it with the
+        // devices that it has.
+        Some(Before { clients, devices }) => {
+            let accepted = now.map(|now| now.devices).filter(|_| member.driver_ready);
+            Some(Before { clients, devices: accepted.map_or(devices, |accepted| devices.min(accepted)) })
+        }
+        None => now,
     };
     let mut visit = Visit::begin(view.rollout.clone(), since, holds, view.policy.driver.clone(), walk);
     visit.before = before;
@@ -101,7 +106,7 @@ pub(super) fn cordon_again(view: &View<'_>, member: &Member<'_>, visit: &Visit, 
 /// `uncordon-required`: ONE patch: undo what is ours, drop the record.
 pub(super) fn release(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> Decision {
     let fit = member.sync == Freshness::InSync && member.driver_ready && member.node.ready;
-    if !fit || member.waits_for_load {
+    if !fit || member.waits_for_load || clients::fell_behind(view, member) {
         // It was fine a moment ago. Nothing goes back into service on that.
         let back = State::ValidationRequired;
         return go(view, member, back, Some(walk.enter(back, view.snapshot.now)));

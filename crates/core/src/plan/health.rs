@@ -224,7 +224,7 @@ pub(super) fn relapse(view: &View<'_>, member: &Member<'_>) -> Option<(String, S
         _ if cordoned_by_nvsentinel(node) => "was cordoned by NVSentinel".to_owned(),
         _ if node.unschedulable && !last.cordoned => "was cordoned".to_owned(),
         Some(condition) => format!("has condition {condition}"),
-        None if tripped => "was given back before NVSentinel's circuit breaker tripped".to_owned(),
+        None if tripped => "is in service while NVSentinel's circuit breaker is tripped".to_owned(),
         None => return None,
     };
     Some((last.rollout.clone()?, what))

@@ -12,6 +12,7 @@
 //!  removal.rs       … which pods, and whether they may
 //!  restart.rs       … replacing its driver pod
 //!  clients.rs       … bringing the driver's clients back
+//!  offers.rs        … and what they offer
 //!  validation.rs    … proving the new driver
 //!  patch.rs         … the one write of each transition
 //!  rollout.rs     what to say about the pool as a whole
@@ -24,6 +25,7 @@ mod health;
 mod leaving;
 mod ledger;
 mod members;
+mod offers;
 mod patch;
 mod pool;
 mod refresh;

@@ -126,17 +126,6 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Outside of visits, clients are replaced on a few nodes at a time.
-fn spend(refreshes: &mut usize, member: &Member<'_>, decision: &mut Decision) {
-    if member.walk().is_some() || decision.actions.is_empty() || !decision.reason.is_refresh() {
-        return;
-    }
-    match refreshes.checked_sub(1) {
-        Some(left) => *refreshes = left,
-        None => decision.actions.clear(),
-    }
-}
-
 /// Plans one pool: verdicts for its nodes, actions into `plan`.
 pub(super) fn plan_pool<'a>(
     snapshot: &'a Snapshot,
@@ -166,12 +155,12 @@ pub(super) fn plan_pool<'a>(
     let mut result = empty(status);
     let mut verdicts = Vec::with_capacity(members.len());
     plan.actions.reserve(ledger.granted.len() + ledger.moving);
-    let mut refreshes = clients::allowance(&view);
+    let mut refreshes = clients::Allowance::new();
     for member in &members {
         let conflict = pass.claims.get(&(&pool.driver, member.name));
         let mut decision = walk::decide(&view, member, &ledger, &result.status, conflict, &mut pass.budgets);
         pass.one_write(member.name, &mut decision);
-        spend(&mut refreshes, member, &mut decision);
+        refreshes.spend(&view, &mut decision);
         let Decision { reason, actions, wake_at } = decision;
         plan.actions.extend(actions);
         // What is due already does not become due again: whatever keeps it waiting will wake us.

@@ -3,17 +3,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::clients::{Client, Standing, Survey, is_pending, offers};
+use jiff::Timestamp;
+
+use super::clients::{Client, Standing, Survey, is_pending};
 use super::members::{Freshness, Member, members};
+use super::offers::offers;
 use super::pool::View;
 use super::removal::pod_ref;
 use super::restart::says;
 use crate::action::PodRef;
 use crate::api::Refresh;
 use crate::clients::Epoch;
+use crate::contract::State;
 use crate::names::{NodeName, ObjectName, PoolName};
-use crate::policy::{self, Pool, Problem, Source};
-use crate::snapshot::{DaemonSet, Snapshot};
+use crate::policy::{self, Problem, Source};
+use crate::snapshot::Snapshot;
 use crate::version::DriverVersion;
 
 /// The clients of one node, and what is to be done with them.
@@ -29,6 +33,8 @@ pub struct NodeClients {
     pub clients: Vec<ClientFacts>,
     /// What is to be done.
     pub outcome: Outcome,
+    /// When time alone changes that.
+    pub wake_at: Option<Timestamp>,
 }
 
 /// One client on one node.
@@ -55,6 +61,8 @@ pub enum Outcome {
     Waits(String),
     /// Nothing: it is for somebody else to do, whenever that is.
     LeftAlone(String),
+    /// Nothing: only a person can decide it, and until then the node is not fresh.
+    NeedsPerson(String),
 }
 
 /// Looks at the clients of all nodes. `replaced` names the DaemonSets whose pods were deleted and are waited for.
@@ -67,13 +75,12 @@ pub fn client_survey(
     for pool in &pools {
         let policy = pool.policy.as_ref().map_err(|problem| (pool.source.clone(), problem.clone()))?;
         let (view, daemon_sets) = View::of(snapshot, pool, policy, &pools);
-        let unrendered = daemon_sets.iter().find_map(|ds| unrendered(snapshot, pool, ds));
         for member in members(&view, &daemon_sets) {
             let before: Vec<ObjectName> = replaced.get(member.name).into_iter().flatten().cloned().collect();
             let survey = Survey::of(&view, &member, &before, false);
-            let outcome = match &unrendered {
-                Some(why) if member.node.visit.is_none() => Outcome::Waits(why.clone()),
-                _ => outcome(&view, &member, survey.as_ref()),
+            let (outcome, wake_at) = match unrendered(snapshot, &member).filter(|_| member.walk().is_none()) {
+                Some(why) => (Outcome::Waits(why), None),
+                None => outcome(&view, &member, survey.as_ref()),
             };
             all.push(NodeClients {
                 node: member.name.clone(),
@@ -81,6 +88,7 @@ pub fn client_survey(
                 epoch: survey.as_ref().map(|survey| survey.epoch),
                 clients: survey.iter().flat_map(|survey| &survey.clients).map(facts).collect(),
                 outcome,
+                wake_at,
             });
         }
     }
@@ -88,15 +96,21 @@ pub fn client_survey(
 }
 
 /// A new version that the operator has not turned into a DaemonSet yet: what is in sync now is in sync with the past.
-fn unrendered(snapshot: &Snapshot, pool: &Pool, daemon_set: &DaemonSet) -> Option<String> {
-    let Source::ClusterPolicy(name) = &pool.source else { return None };
-    let wanted = snapshot.sources.cluster_policies.get(name)?.driver.get("version")?.as_str()?;
+fn unrendered(snapshot: &Snapshot, member: &Member<'_>) -> Option<String> {
+    let daemon_set = member.daemon_set?;
+    let renderer = daemon_set.rendered_by.as_ref()?;
+    let wanted = match renderer {
+        Source::ClusterPolicy(name) => {
+            snapshot.sources.cluster_policies.get(name)?.driver.get("version")?.as_str()?
+        }
+        Source::NvidiaDriver(name) => snapshot.sources.nvidia_driver_versions.get(name)?,
+        Source::DriverPolicy(_) | Source::NicClusterPolicy(_) => return None,
+    };
     let (version, rendered): (DriverVersion, _) = (wanted.parse().ok()?, daemon_set.driver_version.as_ref()?);
-    (version != *rendered).then(|| {
-        format!(
-            "{} asks for driver {wanted}, daemonset/{} still has {rendered}",
-            pool.source, daemon_set.name
-        )
+    // Precompiled drivers are tagged by branch and kernel.
+    let whole = !rendered.to_string().contains('-');
+    (whole && version != *rendered).then(|| {
+        format!("{renderer} asks for driver {wanted}, daemonset/{} still has {rendered}", daemon_set.name)
     })
 }
 
@@ -114,68 +128,84 @@ fn facts(client: &Client<'_>) -> ClientFacts {
     }
 }
 
-fn outcome<'a>(view: &View<'a>, member: &Member<'a>, survey: Option<&Survey<'a>>) -> Outcome {
-    // A controller that leaves clients alone leaves them to us.
-    let controller = view.policy.clients.refresh != Refresh::Off;
-    match (member.node.visit.is_some(), controller) {
-        (true, true) => {
-            return Outcome::LeftAlone("on a visit; the controller brings its clients back".to_owned());
-        }
-        (true, false) => return Outcome::Waits("on a visit".to_owned()),
-        (false, _) => {}
+fn outcome<'a>(
+    view: &View<'a>,
+    member: &Member<'a>,
+    survey: Option<&Survey<'a>>,
+) -> (Outcome, Option<Timestamp>) {
+    let now = |outcome| (outcome, None);
+    let waits = |what: String| now(Outcome::Waits(what));
+    if let Some(elsewhere) = for_the_controller(view, member) {
+        return now(elsewhere);
     }
-    match member.sync {
-        Freshness::Outdated => return behind(view, member),
-        Freshness::Unknown => return Outcome::Waits("its driver pod is not there yet".to_owned()),
-        Freshness::InSync | Freshness::Orphaned => {}
+    match (member.sync, member.pod) {
+        (Freshness::Outdated, _) => return now(behind(view, member)),
+        (_, None) => return waits("its driver pod is not there yet".to_owned()),
+        (Freshness::Unknown, _) => {
+            return waits("the DaemonSet's newest template is not known yet".to_owned());
+        }
+        (Freshness::InSync | Freshness::Orphaned, _) => {}
     }
     if !member.node.ready {
-        return Outcome::Waits("the node is not Ready".to_owned());
+        return waits("the node is not Ready".to_owned());
     }
     let (Some(survey), Some(driver)) = (survey, member.pod) else {
         let what = member.pod.map(|pod| format!("driver pod {} is not ready: {}", pod.name, says(pod)));
-        return Outcome::Waits(what.unwrap_or_else(|| "its driver pod is not there yet".to_owned()));
+        return waits(what.unwrap_or_default());
     };
     if !member.driver_ready {
-        return Outcome::Waits(format!("driver pod {} is not ready: {}", driver.name, says(driver)));
+        return waits(format!("driver pod {} is not ready: {}", driver.name, says(driver)));
     }
-    let open = survey.next(|client| !is_pending(client));
-    let stale = open.iter().filter(|client| matches!(client.standing, Standing::Stale(_)));
+    let is_stale = |client: &Client<'_>| matches!(client.standing, Standing::Stale(_));
+    // Who may be missing is replaced, but not waited for.
+    let open = survey.next(|client| !is_pending(client) && (client.is_required() || is_stale(client)));
+    let stale = open.iter().filter(|client| is_stale(client));
     let stale: Vec<(PodRef, String)> =
         stale.filter_map(|client| Some((pod_ref(client.pod?), client.says().what))).collect();
     if !stale.is_empty() {
-        return Outcome::Replace(stale);
+        return now(Outcome::Replace(stale));
     }
     if let Some(coming) = open.first() {
-        return Outcome::Waits(coming.says().what);
+        return waits(coming.says().what);
     }
-    // A client that is left alone offers what it offers.
     if let Some(pending) = survey.clients.iter().find(|client| is_pending(client)) {
-        return Outcome::LeftAlone(pending.says().what);
+        return now(Outcome::NeedsPerson(pending.says().what));
     }
-    let Some(missing) = offers(view, member, survey, 0) else { return Outcome::Fresh };
+    let Some(missing) = offers(view, member, survey, 0) else { return now(Outcome::Fresh) };
     match missing.stale_plugin(view.snapshot.now) {
-        Some(Ok(plugin)) => Outcome::Replace(vec![(pod_ref(plugin), missing.found.what)]),
-        _ => Outcome::Waits(missing.found.what),
+        Some(Ok(plugin)) => now(Outcome::Replace(vec![(pod_ref(plugin), missing.found.what)])),
+        Some(Err(at)) => (Outcome::Waits(missing.found.what), Some(at)),
+        None => waits(missing.found.what),
     }
+}
+
+/// A node on its walk, which a controller brings to its end with its clients, unless it leaves them alone or has failed.
+fn for_the_controller(view: &View<'_>, member: &Member<'_>) -> Option<Outcome> {
+    let walk = member.walk()?;
+    Some(match () {
+        () if walk.state == State::UpgradeFailed => {
+            Outcome::Waits("its driver upgrade failed; pitcrew explain says why".to_owned())
+        }
+        () if view.policy.clients.refresh == Refresh::Off => Outcome::Waits("on a visit".to_owned()),
+        () => Outcome::LeftAlone("on a visit; the controller brings its clients back".to_owned()),
+    })
 }
 
 /// A node whose driver is still to be replaced.
 fn behind(view: &View<'_>, member: &Member<'_>) -> Outcome {
-    let keys = &view.policy.keys;
-    let controller = view.policy.clients.refresh != Refresh::Off;
-    if matches!(view.pool.source, Source::DriverPolicy(_)) && controller {
-        let what = "its driver is still to be upgraded; its clients come back in that visit";
-        return Outcome::LeftAlone(what.to_owned());
+    let skip = &view.policy.keys.skip;
+    let brings_clients = view.policy.clients.refresh != Refresh::Off;
+    match () {
+        () if !view.policy.auto_upgrade => {
+            Outcome::LeftAlone("its driver is out of date, and autoUpgrade is false".to_owned())
+        }
+        () if member.node.mark(skip) == Some("true") => {
+            Outcome::LeftAlone(format!("its driver is out of date, and label {skip}=true leaves it out"))
+        }
+        () if matches!(view.pool.source, Source::DriverPolicy(_)) && brings_clients => {
+            let what = "its driver is still to be upgraded; its clients come back in that visit";
+            Outcome::LeftAlone(what.to_owned())
+        }
+        () => Outcome::Waits("its driver is not replaced yet".to_owned()),
     }
-    if !view.policy.auto_upgrade {
-        return Outcome::LeftAlone("its driver is out of date, and autoUpgrade is false".to_owned());
-    }
-    if member.node.mark(&keys.skip) == Some("true") {
-        return Outcome::LeftAlone(format!(
-            "its driver is out of date, and label {}=true leaves it out",
-            keys.skip
-        ));
-    }
-    Outcome::Waits("its driver is not replaced yet".to_owned())
 }

@@ -304,9 +304,9 @@ pub struct ExtraClient {
 }
 
 impl ExtraClient {
-    /// Whether a pod is one of them.
-    pub fn selects(&self, pod: &Pod) -> bool {
-        let here = self.namespaces.is_empty() || self.namespaces.iter().any(|n| **n == *pod.name.namespace);
-        here && self.selector.matches(&pod.labels)
+    /// Whether pods of this namespace with these labels are some of them.
+    pub fn selects(&self, namespace: &str, labels: &Labels) -> bool {
+        let here = self.namespaces.is_empty() || self.namespaces.iter().any(|name| name == namespace);
+        here && self.selector.matches(labels)
     }
 }

@@ -35,8 +35,9 @@ const OFED: &str = "ofed";
 /// The Network Operator labels its driver DaemonSets and pods with this key, in whatever namespace it runs.
 const OFED_DAEMON_SETS: &str = "nvidia.com/ofed-driver";
 const OFED_NAMESPACE: &str = "nvidia-network-operator";
-/// A compute domain spans nodes, but whoever holds a part of it uses this node's GPUs.
-const GPU_CLAIM_DRIVERS: [&str; 2] = ["gpu.nvidia.com", "compute-domain.nvidia.com"];
+/// Not compute domains: a DaemonSet of theirs holds a claim as long as any workload is in the domain, and whoever is in
+/// one has GPUs too.
+const GPU_CLAIM_DRIVER: &str = "gpu.nvidia.com";
 const GPU_RESOURCES: [&str; 2] = ["nvidia.com/gpu*", "nvidia.com/mig-*"];
 
 /// The pools of this cluster, in order of their names. DriverPolicies rule their drivers; the operators' own objects rule
@@ -287,7 +288,7 @@ fn devices_of(spec: &DevicesSpec) -> Devices {
 fn gpu_devices() -> Devices {
     Devices {
         resources: GPU_RESOURCES.map(|r| Pattern(r.to_owned())).to_vec(),
-        claim_drivers: GPU_CLAIM_DRIVERS.map(str::to_owned).to_vec(),
+        claim_drivers: vec![GPU_CLAIM_DRIVER.to_owned()],
         ..Devices::default()
     }
 }

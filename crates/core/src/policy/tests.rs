@@ -28,6 +28,8 @@ fn daemon_set(source: Option<Source>) -> DaemonSet {
         rendered_by: source,
         digest: None,
         driver_version: None,
+        pod_labels: Labels::new(),
+        client: None,
     }
 }
 

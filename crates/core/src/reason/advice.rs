@@ -90,10 +90,18 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
         Reason::ClientsComeBack { found, .. } | Reason::Validating { found, .. } => {
             see_validator(about, found)
         }
-        Reason::ClientsStale { found, by_itself } => {
-            let refresh = to("replace it", format!("pitcrew refresh-clients --node {node}"));
+        Reason::ClientsStale { found, remedy } => {
             let mut all = see_validator(about, found);
-            all.extend(Some(refresh).filter(|_| !by_itself));
+            match (remedy, &found.about) {
+                (super::Remedy::Command, _) => {
+                    all.push(to("replace it", format!("pitcrew refresh-clients --node {node}")));
+                }
+                (super::Remedy::Hand, Some(pod)) => {
+                    let delete = format!("kubectl -n {} delete pod {}", pod.namespace, pod.name);
+                    all.push(to("replace it", delete).but("it comes back from the newer template"));
+                }
+                _ => {}
+            }
             all
         }
         Reason::Paused => resume(about),

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::about::About;
-use super::{Kind, Reason};
+use super::{Kind, Reason, Remedy};
 use crate::api::{OnBlocked, TimeoutAction};
 use crate::contract::State;
 use crate::policy::{Policy, Removal};
@@ -102,10 +102,10 @@ pub fn next(about: &About<'_>) -> Option<Next> {
         | Reason::DriverStarting { .. }
         | Reason::ClientsComeBack { .. }
         | Reason::Validating { .. } => failed(),
-        Reason::ClientsStale { by_itself: true, .. } => {
+        Reason::ClientsStale { remedy: Remedy::ItSelf, .. } => {
             "it is deleted and comes back with the driver that runs now (clients.refresh: Always)".to_owned()
         }
-        Reason::ClientsStale { by_itself: false, .. } => {
+        Reason::ClientsStale { .. } => {
             "nothing by itself; what asks this client for the device may fail until it is replaced".to_owned()
         }
         Reason::Paused => "goes on from here when it is resumed; no deadline runs until then".to_owned(),

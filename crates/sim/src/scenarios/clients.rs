@@ -25,7 +25,7 @@ const SLOW: Duration = Duration::from_secs(4);
 /// Start times are whole seconds: what runs already must be older than what comes.
 const EARLIER: Duration = Duration::from_secs(2);
 /// What is said on a node about a client that was replaced.
-const REPLACED: &str = "held on to a driver that is gone";
+const REPLACED: &str = "comes back with the driver that runs now";
 
 pub(super) fn all() -> Vec<Scenario> {
     let dra = |identity| fleet(2).with_dra(identity);

@@ -69,12 +69,12 @@ fn a_client_that_does_not_come_back_fails_the_node_by_name() {
     let mut fleet = validating();
     fleet.hung_clients.insert("dra".to_owned());
     fleet.put_client("n", "dra", DRA, after(-900));
-    fleet.step();
+    fleet.settle();
     assert_eq!(fleet.why("n"), "client pod clients/dra-n is not ready yet: running, not ready yet");
     fleet.play();
     assert_eq!(
         fleet.why("n"),
-        "driver client daemonset/clients/dra not back after 360 s: client pod clients/dra-n is not ready yet: running, not ready yet"
+        "driver client daemonset/clients/dra not back after 361 s: client pod clients/dra-n is not ready yet: running, not ready yet"
     );
     assert!(fleet.snapshot.nodes["n"].unschedulable);
 }
@@ -255,9 +255,12 @@ fn outside_of_visits_a_few_nodes_at_a_time_and_no_driver_that_has_just_come_up()
     fleet.wait(10);
     fleet.settle();
     assert_eq!(fleet.told("StaleClient").len(), 5, "{}", fleet.story.join("\n"));
-    fleet.wait(121);
-    fleet.settle();
-    assert_eq!(fleet.told("StaleClient").len(), 10, "one that does not come back does not keep the others");
+    fleet.play();
+    assert_eq!(
+        fleet.told("StaleClient").len(),
+        12,
+        "those that do not come back do not keep the others for ever"
+    );
 }
 
 #[test]
@@ -309,4 +312,104 @@ fn a_plugin_that_started_in_the_second_of_the_change_and_tells_of_the_old_driver
     fleet.wait(60);
     fleet.settle();
     assert_eq!(fleet.told("StaleClient").len(), 1, "the new one started after this driver was ready");
+}
+
+#[test]
+fn a_driver_is_nobodys_client_whatever_a_selector_says() {
+    let extra = json!({"selector": "app"});
+    let spec = json!({"driver": {"name": "gpu"}, "clients": {"refresh": "Always", "extra": [extra]}});
+    let mut fleet = replaced(node("n").labelled(State::UpgradeDone)).driver_policy("mine", spec);
+    fleet.daemon_set_mut().pod_labels = [("app".to_owned(), "nvidia-driver-daemonset".to_owned())].into();
+    let driver = fleet.driver_mut("n");
+    driver.oldest_started = driver.started;
+    fleet.play();
+    assert_eq!(fleet.told("StaleClient"), [""; 0]);
+}
+
+#[test]
+fn a_client_that_came_during_the_visit_is_written_down_before_its_pod_goes() {
+    let mut fleet = validating();
+    fleet.put_client("n", "dra", DRA, after(-900));
+    let plan = fleet.plan();
+    fleet.apply(&plan);
+    assert_eq!(fleet.told("StaleClient"), [""; 0], "first the record, or nobody would miss it");
+    fleet.step();
+    assert_eq!(fleet.told("StaleClient").len(), 1);
+    fleet.remove_pods("n", |pod| pod.client.is_some());
+    assert_eq!(fleet.why("n"), "no pod of daemonset/clients/dra on this node yet");
+}
+
+#[test]
+fn a_driver_that_starts_again_before_the_release_brings_its_clients_back_once_more() {
+    let mut fleet = replaced(node("n").at(State::UncordonRequired));
+    fleet.put_client("n", "dra", DRA, after(-55));
+    fleet.driver_mut("n").started = Some(after(-5));
+    fleet.validator_mut("n").started = Some(after(-1));
+    fleet.play();
+    assert_eq!(fleet.states_of("n"), ["validation-required", "uncordon-required", "upgrade-done"]);
+    assert_eq!(fleet.told("StaleClient").len(), 1);
+}
+
+#[test]
+fn a_client_whose_turn_has_not_come_does_not_run_out_of_its_time() {
+    let mut fleet = replaced(node("n").at(State::ValidationRequired).walk(|walk| walk.since = after(-320)));
+    let driver = fleet.driver_mut("n");
+    (driver.started, driver.ready_since) = (Some(after(-10)), Some(after(-5)));
+    fleet.validator_mut("n").started = Some(after(-4));
+    fleet.put_client("n", "dcgm", DCGM, after(-900));
+    fleet.play();
+    assert_eq!(fleet.verdict("n").state, State::UpgradeDone, "{}", fleet.story.join("\n"));
+}
+
+#[test]
+fn who_retries_a_node_takes_it_with_the_devices_that_it_has() {
+    let mut fleet = Fleet::new().with(node("n").outdated());
+    fleet.node_mut("n").allocatable = vec![("nvidia.com/gpu".into(), 8)];
+    while fleet.verdict("n").state != State::ValidationRequired {
+        fleet.step();
+    }
+    fleet.node_mut("n").allocatable = vec![("nvidia.com/gpu".into(), 7)];
+    fleet.play();
+    assert_eq!(fleet.verdict("n").state, State::UpgradeFailed);
+    fleet.set_label("n", "upgrade-required");
+    fleet.play();
+    assert_eq!(fleet.verdict("n").state, State::UpgradeDone, "{}", fleet.why("n"));
+}
+
+#[test]
+fn a_device_plugin_that_offers_nothing_is_not_back() {
+    let mut fleet = validating();
+    fleet.put_client("n", "plugin", Some(ClientKind::DevicePlugin), after(-55));
+    fleet.settle();
+    assert_eq!(fleet.why("n"), "the node offers no devices yet, although its device plugin runs");
+    fleet.node_mut("n").allocatable = vec![("nvidia.com/gpu".into(), 1)];
+    fleet.play();
+    assert_eq!(fleet.verdict("n").state, State::UpgradeDone);
+}
+
+#[test]
+fn outside_of_visits_the_order_is_kept_and_a_pending_template_keeps_nobody_else() {
+    let spec = json!({"driver": {"name": "gpu"}, "clients": {"refresh": "Always"}});
+    let mut fleet = replaced(node("n").labelled(State::UpgradeDone)).driver_policy("mine", spec);
+    fleet.hung_clients.insert("toolkit".to_owned());
+    fleet.put_client("n", "dra", DRA, after(-900));
+    on_delete(&mut fleet, "dra");
+    fleet.put_client("n", "toolkit", Some(ClientKind::Toolkit), after(-900));
+    fleet.put_client("n", "dcgm", DCGM, after(-900));
+    fleet.settle();
+    assert_eq!(fleet.told("StaleClient"), ["n delete clients/toolkit-n (StaleClient)"], "dcgm has to wait");
+    fleet.client_mut("n", "toolkit").ready = true;
+    fleet.settle();
+    assert_eq!(fleet.told("StaleClient").len(), 2);
+    assert!(fleet.why("n").contains("newer template"), "{}", fleet.why("n"));
+}
+
+#[test]
+fn a_driver_whose_ready_condition_comes_and_goes_makes_nobody_stale() {
+    let spec = json!({"driver": {"name": "gpu"}, "clients": {"extra": [{"selector": "app=agent"}]}});
+    let mut fleet = replaced(node("n").labelled(State::UpgradeDone)).driver_policy("mine", spec);
+    let driver = fleet.driver_mut("n");
+    (driver.started, driver.ready_since) = (Some(after(-90_000)), Some(after(-10)));
+    fleet.put_client("n", "agent", None, after(-80_000));
+    assert_eq!(fleet.why("n"), "driver up to date and ready");
 }

@@ -329,6 +329,8 @@ impl Fleet {
             rendered_by: None,
             digest: None,
             driver_version: Some("565.57.01".parse().unwrap()),
+            pod_labels: Labels::new(),
+            client: None,
         };
         self.snapshot.daemon_sets.insert(uid, daemon_set);
         self.revision(driver, 1, OLD).revision(driver, 2, NEW)
@@ -488,6 +490,8 @@ impl Fleet {
             labels: Labels::new(),
             node_selector: Labels::new(),
             on_delete: false,
+            pod_labels: Labels::from([("app".to_owned(), name.to_owned())]),
+            client: kind,
             ..template
         });
         let version = ResourceVersion::from(self.tick());

@@ -139,7 +139,7 @@ fn a_breaker_that_trips_soon_after_a_visit_is_told_in_the_rollout() {
     fleet.settle();
     let status = fleet.snapshot.rollouts["cluster-policy-1"].status.clone().unwrap();
     let told: Vec<&str> = status.relapses.iter().map(|relapse| relapse.cause.as_str()).collect();
-    assert_eq!(told, ["was given back before NVSentinel's circuit breaker tripped"]);
+    assert_eq!(told, ["is in service while NVSentinel's circuit breaker is tripped"]);
 }
 
 #[test]
