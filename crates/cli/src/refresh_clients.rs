@@ -112,7 +112,7 @@ async fn refresh(
     let mut progress = Progress::new(session.zone.clone(), live && !quiet, quiet);
     let mut work = Work::default();
     let mut calm_since: Option<Timestamp> = None;
-    work.know(watch.snapshot(), &args.nodes)?;
+    must_exist(watch.snapshot(), &args.nodes)?;
     loop {
         let now = watch.snapshot().now;
         let nodes = work.survey(watch.snapshot(), &args.nodes)?;
@@ -210,16 +210,6 @@ struct Work {
 }
 
 impl Work {
-    /// Remembers the nodes that are asked for by name: each must be there now, and may leave later.
-    fn know(&mut self, snapshot: &Snapshot, wanted: &Nodes) -> Result<(), Senseless> {
-        for name in &wanted.named {
-            if !snapshot.nodes.contains_key(name.as_str()) {
-                return Err(Senseless(format!("there is no node {name} (kubectl get nodes lists them)")));
-            }
-        }
-        Ok(())
-    }
-
     /// The nodes that are asked for, those included that should have a driver and are in nobody's care yet.
     fn survey(&self, snapshot: &Snapshot, wanted: &Nodes) -> Result<Vec<NodeClients>, Senseless> {
         let all = client_survey(snapshot, &self.replaced);
@@ -291,6 +281,14 @@ impl Work {
         let daemon_sets =
             clients.filter(|client| client.pod.as_ref() == Some(pod)).map(|c| c.daemon_set.clone());
         self.replaced.entry(node.clone()).or_default().extend(daemon_sets);
+    }
+}
+
+/// Nodes that are asked for by name must be there to begin with. They may leave later.
+fn must_exist(snapshot: &Snapshot, wanted: &Nodes) -> Result<(), Senseless> {
+    match wanted.named.iter().find(|name| !snapshot.nodes.contains_key(name.as_str())) {
+        Some(name) => Err(Senseless(format!("there is no node {name} (kubectl get nodes lists them)"))),
+        None => Ok(()),
     }
 }
 

@@ -106,11 +106,12 @@ fn unrendered(snapshot: &Snapshot, member: &Member<'_>) -> Option<String> {
         Source::NvidiaDriver(name) => snapshot.sources.nvidia_driver_versions.get(name)?,
         Source::DriverPolicy(_) | Source::NicClusterPolicy(_) => return None,
     };
-    let (version, rendered): (DriverVersion, _) = (wanted.parse().ok()?, daemon_set.driver_version.as_ref()?);
+    let (version, installed): (DriverVersion, _) =
+        (wanted.parse().ok()?, daemon_set.driver_version.as_ref()?);
     // Precompiled drivers are tagged by branch and kernel.
-    let whole = !rendered.to_string().contains('-');
-    (whole && version != *rendered).then(|| {
-        format!("{renderer} asks for driver {wanted}, daemonset/{} still has {rendered}", daemon_set.name)
+    let whole = !installed.to_string().contains('-');
+    (whole && version != *installed).then(|| {
+        format!("{renderer} asks for driver {wanted}, daemonset/{} still has {installed}", daemon_set.name)
     })
 }
 

@@ -154,8 +154,8 @@ fn compare(view: &View<'_>, member: &Member<'_>, state: State) -> Decision {
             go(view, member, State::UpgradeDone, None)
         }
         Freshness::InSync | Freshness::Orphaned if member.driver_ready => {
-            let stale = clients::in_service(view, member).filter(|_| member.announced);
-            stale.unwrap_or_else(|| announce_ourselves(view, member))
+            let left = clients::in_service(view, member).filter(|_| member.announced);
+            left.unwrap_or_else(|| announce_ourselves(view, member))
         }
         Freshness::InSync | Freshness::Orphaned => {
             let pod = member.pod.map(|pod| (pod.name.clone(), restart::says(pod)));
