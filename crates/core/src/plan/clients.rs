@@ -282,8 +282,9 @@ fn note_replaced(
 
 /// Whether a client has become stale since the clients were back: the driver started once more.
 pub(super) fn fell_behind(view: &View<'_>, member: &Member<'_>) -> bool {
-    let is_stale =
-        |client: &Client<'_>| matches!(client.standing, Standing::Stale(Stale::OlderThanDriver { .. }));
+    let is_stale = |client: &Client<'_>| {
+        client.rule.required && matches!(client.standing, Standing::Stale(Stale::OlderThanDriver { .. }))
+    };
     let survey = || Survey::of(view, member, &[], true);
     refresh(view) != Refresh::Off && survey().is_some_and(|survey| survey.clients.iter().any(is_stale))
 }

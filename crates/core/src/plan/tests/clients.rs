@@ -413,3 +413,13 @@ fn a_driver_whose_ready_condition_comes_and_goes_makes_nobody_stale() {
     fleet.put_client("n", "agent", None, after(-80_000));
     assert_eq!(fleet.why("n"), "driver up to date and ready");
 }
+
+#[test]
+fn a_client_that_may_be_missing_does_not_send_a_node_back_from_its_release() {
+    let extra = json!({"selector": "app=agent", "required": false});
+    let spec = json!({"driver": {"name": "gpu"}, "clients": {"extra": [extra]}});
+    let mut fleet = replaced(node("n").at(State::UncordonRequired)).driver_policy("mine", spec);
+    fleet.put_client("n", "agent", None, after(-900));
+    fleet.play();
+    assert_eq!(fleet.states_of("n"), ["upgrade-done"]);
+}
