@@ -381,8 +381,9 @@ pub(super) fn is_pending(client: &Client<'_>) -> bool {
 fn maybe_stale(view: &View<'_>, member: &Member<'_>) -> bool {
     let Some(driver) = member.pod else { return false };
     let ready = driver.ready_since.max(driver.started);
-    let old = |pod: &Pod| pod.oldest_started.is_some() && pod.oldest_started <= ready && pod.is_daemon();
-    member.pods().any(|pod| (pod.client.is_some() || view.knows_others) && old(pod))
+    let old = |started: Option<Timestamp>| started.is_some() && started <= ready;
+    let others = || member.pods().any(|pod| pod.is_daemon() && old(pod.oldest_started));
+    old(member.oldest_client) || (view.knows_others && others())
 }
 
 /// Outside of visits, clients are replaced on a few nodes at a time: how many more nodes may be begun in this pass.

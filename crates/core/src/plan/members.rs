@@ -43,6 +43,8 @@ pub(super) struct Member<'a> {
     pub(super) setback: Option<&'a Setback>,
     /// What the ledger says about a start.
     pub(super) start: Start,
+    /// When the oldest container of its known clients started: most passes look no further.
+    pub(super) oldest_client: Option<Timestamp>,
     pods: Option<&'a BTreeMap<ObjectName, Pod>>,
 }
 
@@ -206,9 +208,16 @@ fn member<'a>(
         Some(owner) => owner.kind == OwnerKind::DaemonSet && uids.contains(&owner.uid),
         None => policy.is_driver(&pod.name.namespace, &pod.labels),
     };
-    // A pod that is on its way out may overlap with its successor: the one that stays is the one to judge.
-    let on_node = pods.into_iter().flat_map(BTreeMap::values);
-    let pod = on_node.filter(is_driver_pod).min_by_key(|pod| pod.deleting.is_some());
+    let (mut pod, mut oldest_client) = (None::<&Pod>, None);
+    for here in pods.into_iter().flat_map(BTreeMap::values) {
+        // A pod that is on its way out may overlap with its successor: the one that stays is the one to judge.
+        if is_driver_pod(&here) && pod.is_none_or(|other| other.deleting.is_some()) {
+            pod = Some(here);
+        }
+        if here.client.is_some() {
+            oldest_client = [oldest_client, here.oldest_started].into_iter().flatten().min();
+        }
+    }
     let expects = |ds: &&DaemonSet| ds.node_selector.iter().all(|(k, v)| node.labels().get(k) == Some(v));
     let owner = pod.and_then(|pod| pod.owner.as_ref()).map(|owner| &owner.uid);
     let daemon_set = daemon_sets
@@ -241,6 +250,7 @@ fn member<'a>(
         pending: None,
         setback: None,
         start: Start::NotDue,
+        oldest_client,
         pods,
     })
 }
