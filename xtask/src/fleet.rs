@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use jiff::Timestamp;
 use kube::Client;
-use pitcrew_sim::actors::{Actors, Behaviour, Timing};
+use pitcrew_sim::actors::{Actors, Behaviour, DraIdentity, Timing};
 use pitcrew_sim::fleet::Fleet;
 use pitcrew_sim::plane::{Plane, User};
 
@@ -17,12 +17,20 @@ const SEED: u64 = 1;
 
 /// Fills the plane with a fleet, starts its kubelets and its operator, and waits until all pods are Ready. The
 /// fleet lives as long as what it returns.
-pub(crate) async fn install(plane: &Plane, nodes: usize) -> Result<Actors> {
+pub(crate) async fn install(plane: &Plane, nodes: usize, neighbours: bool) -> Result<Actors> {
     let admin = Client::try_from(plane.config(User::Admin)).context("make a client for the admin")?;
     let machines = Client::try_from(plane.config(User::Kubelet)).context("make a client for the kubelets")?;
     let fleet = Fleet::new(nodes);
+    let fleet = if neighbours {
+        fleet.with_clients().with_dra(DraIdentity::NvidiaChart).with_nvsentinel()
+    } else {
+        fleet
+    };
     fleet.install(&admin).await.context("install the fleet")?;
-    let actors = Actors::fleet_only(machines, now(), SEED, Behaviour::default());
+    let mut actors = Actors::fleet_only(machines.clone(), now(), SEED, Behaviour::default());
+    if neighbours {
+        actors.add_nvsentinel(machines, now(), SEED);
+    }
     fleet.wait_ready(&admin).await;
     // Quick to set up, then at a pace that a person can follow.
     actors.behaviour().change(|behaviour| behaviour.timing = watchable());

@@ -39,6 +39,9 @@ pub(crate) struct Options {
     /// Install pitcrew's resource definitions too
     #[arg(long)]
     crds: bool,
+    /// Also run the driver's clients, a DRA plugin and NVSentinel on the nodes
+    #[arg(long)]
+    neighbours: bool,
 }
 
 /// Where everything of `up` lies.
@@ -133,12 +136,13 @@ pub(crate) fn up(options: &Options) -> Result<()> {
 
 fn start_keeper(options: &Options, binaries: &Binaries, place: &Place) -> Result<Child> {
     // The definitions come from the `pitcrew` command, which is built in the foreground.
-    let Options { nodes, crds: _ } = options;
+    let Options { nodes, crds: _, neighbours } = options;
     let log = File::create(place.log())?;
     let mut keeper = Command::new(std::env::current_exe().context("find this program's own file")?);
     keeper
         .arg("keep-up")
         .arg(format!("--nodes={nodes}"))
+        .args(neighbours.then_some("--neighbours"))
         .env("KUBEBUILDER_ASSETS", binaries.dir())
         .current_dir("/")
         .stdin(Stdio::null())
@@ -258,7 +262,7 @@ async fn serve(options: &Options, place: &Place) -> Result<()> {
     let binaries = Binaries::find()?;
     let data_dir = Some(place.plane());
     let mut control = Plane::start(&binaries, PlaneOptions { audit: false, data_dir }).await?;
-    let _actors = fleet::install(&control, options.nodes).await?;
+    let _actors = fleet::install(&control, options.nodes, options.neighbours).await?;
     mark_ready(&place.ready())?;
     loop {
         tokio::time::sleep(Duration::from_secs(1)).await;

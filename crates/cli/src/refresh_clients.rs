@@ -16,6 +16,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::bail;
 use futures::stream::{self, StreamExt};
@@ -35,6 +36,8 @@ use progress::Progress;
 
 /// Each holds one seat of the API server.
 const DELETES_IN_FLIGHT_MAX: usize = 8;
+/// As long as the controller gives a call.
+const CALL: Duration = Duration::from_secs(5);
 /// What could not be deleted is tried again after so long.
 const RETRY: SignedDuration = SignedDuration::from_secs(5);
 /// Nodes on which the operator is to install a driver.
@@ -266,8 +269,7 @@ impl Work {
                     self.miss(nodes, &pod.node, &pod.name);
                 }
                 Err(error) if is_forbidden(&error) => {
-                    self.refused.insert(pod.uid.clone(), sentence(&error));
-                    self.asked.insert(pod.uid, now.saturating_add(RETRY).ok());
+                    self.refused.insert(pod.uid, sentence(&error));
                 }
                 Err(_) => drop(self.asked.insert(pod.uid, now.saturating_add(RETRY).ok())),
             }
@@ -311,9 +313,11 @@ fn is_forbidden(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 403 || status.code == 401)
 }
 
+/// A call that takes longer has an unknown outcome: the watch tells, and it is tried again.
 async fn delete(session: &Session, pod: &PodRef) -> kube::Result<()> {
     let preconditions = Preconditions { uid: Some(pod.uid.to_string()), resource_version: None };
     let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
     let api = Api::<Pod>::namespaced(session.client.clone(), &pod.name.namespace);
-    api.delete(&pod.name.name, &params).await.map(drop)
+    let answer = tokio::time::timeout(CALL, api.delete(&pod.name.name, &params)).await;
+    answer.map_err(|late| kube::Error::Service(late.into()))?.map(drop)
 }

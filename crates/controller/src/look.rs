@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::clock::Clock;
 use crate::observe::{self, Allocation, CLAIMS, Observation, SLICES, Watches};
-use crate::preflight::{self, READS, Unfit};
+use crate::preflight::{self, Unfit};
 use crate::scope::{Kind, Scope};
 use crate::setback::sentence;
 use crate::store::{Effect, Store};
@@ -149,7 +149,7 @@ impl<'a> Reader<'a> {
                 Kind::Breaker => self.list(all().fields(&observe::breaker()), Observation::Breaker).await?,
                 Kind::Lease => self.read_operator_lease().await?,
                 Kind::Leader => self.read_leader().await?,
-                // What nobody serves is not there; that is known without its definition.
+                // Not in any reader's scope.
                 Kind::Definition => {}
             }
         }
@@ -249,7 +249,7 @@ impl<'a> Reader<'a> {
             return unfit;
         }
         let namespace = &self.leader.lease.namespace;
-        preflight::permissions(self.client, namespace, READS.iter()).await.err().unwrap_or(unfit)
+        preflight::permissions(self.client, namespace, preflight::reads()).await.err().unwrap_or(unfit)
     }
 }
 
@@ -276,8 +276,8 @@ impl Watch {
 
     async fn of(client: &Client, namespace: &str, clock: Clock, scope: Scope) -> Result<Self, Unfit> {
         let Reader { store, leader, .. } = Reader::read(client, namespace, clock, scope.clone()).await?;
-        // What nobody serves cannot be watched; its definition may come. Leases are served everywhere.
-        let anywhere = |kind: &Kind| matches!(kind, Kind::Definition | Kind::Lease | Kind::Leader);
+        // What nobody serves cannot be watched. Leases are served everywhere.
+        let anywhere = |kind: &Kind| matches!(kind, Kind::Lease | Kind::Leader);
         let served = scope.kinds().filter(|kind| store.knows(*kind) || anywhere(kind));
         let watches = Watches::start(client.clone(), served);
         let leases =
@@ -341,12 +341,9 @@ impl Watch {
         let news = trouble != self.trouble;
         self.trouble = trouble;
         match self.store.fold(observation, now) {
-            Effect::None => news,
             Effect::Changed => true,
-            Effect::Serves(kind) => {
-                self.watches.add_kind(kind);
-                news
-            }
+            // Definitions are not watched here.
+            Effect::None | Effect::Serves(_) => news,
         }
     }
 

@@ -109,24 +109,12 @@ pub const PERMISSIONS: &[Permission] = &[
     to("pitcrew.dev", "rollouts", "status", &["patch"]),
 ];
 
-/// All that a reader asks for. Kinds that nobody serves are asked for too: who may not list them, may not know.
-pub const READS: &[Permission] = &[
-    to("", "nodes", "", SEES),
-    to("", "pods", "", SEES),
-    to("apps", "daemonsets", "", SEES),
-    to("apps", "controllerrevisions", "", SEES),
-    to("apps", "deployments", "", SEES),
-    to("policy", "poddisruptionbudgets", "", SEES),
-    to("resource.k8s.io", "resourceclaims", "", SEES),
-    SLICES,
-    to("coordination.k8s.io", "leases", "", SEES),
-    BREAKER,
-    to("nvidia.com", "clusterpolicies", "", SEES),
-    to("nvidia.com", "nvidiadrivers", "", SEES),
-    to("mellanox.com", "nicclusterpolicies", "", SEES),
-    to("pitcrew.dev", "driverpolicies", "", SEES),
-    to("pitcrew.dev", "rollouts", "", SEES),
-];
+/// All that a reader asks for: to see what the controller sees. Kinds that nobody serves are asked for too: who may not
+/// list them, may not know. Definitions are not: they only tell when to begin.
+pub fn reads() -> impl Iterator<Item = Permission> {
+    let seen = |p: &&Permission| p.verbs.contains(&"list") && p.resource != "customresourcedefinitions";
+    PERMISSIONS.iter().filter(seen).map(|permission| Permission { verbs: SEES, ..*permission })
+}
 
 /// Checks that the cluster answers, that our definitions are there, and that we may do what we have to.
 pub async fn check(client: &Client, namespace: &str, disabled: &BTreeSet<Feature>) -> Result<(), Unfit> {
@@ -135,8 +123,8 @@ pub async fn check(client: &Client, namespace: &str, disabled: &BTreeSet<Feature
     {
         return Err(Unfit::Unreachable(sentence(&error)));
     }
-    let needed = PERMISSIONS.iter().filter(|p| p.feature.is_none_or(|feature| !disabled.contains(&feature)));
-    permissions(client, namespace, needed).await?;
+    let needed = |p: &&Permission| p.feature.is_none_or(|feature| !disabled.contains(&feature));
+    permissions(client, namespace, PERMISSIONS.iter().filter(needed).copied()).await?;
     definition(
         Api::<DriverPolicy>::all(client.clone()).list(&one()).await.err(),
         "driverpolicies.pitcrew.dev",
@@ -169,15 +157,15 @@ pub(crate) fn refused(resource: &str, error: &kube::Error) -> Unfit {
 pub(crate) async fn permissions(
     client: &Client,
     namespace: &str,
-    wanted: impl Iterator<Item = &Permission>,
+    wanted: impl Iterator<Item = Permission>,
 ) -> Result<(), Unfit> {
     let api = Api::<SelfSubjectAccessReview>::all(client.clone());
     let mut missing = Vec::new();
     for permission in wanted {
         let Permission { group, resource, subresource, verbs, only, here, .. } = permission;
         let mut denied = Vec::new();
-        for verb in *verbs {
-            if !may(&api, permission, verb, namespace).await? {
+        for verb in verbs {
+            if !may(&api, &permission, verb, namespace).await? {
                 denied.push(*verb);
             }
         }
@@ -185,7 +173,7 @@ pub(crate) async fn permissions(
             let slash = if subresource.is_empty() { "" } else { "/" };
             let dot = if group.is_empty() { "" } else { "." };
             let only = only.map(|name| format!(" ({name})")).unwrap_or_default();
-            let place = if *here { format!(" in {namespace}") } else { String::new() };
+            let place = if here { format!(" in {namespace}") } else { String::new() };
             missing.push(format!(
                 "{resource}{dot}{group}{slash}{subresource}{only} {}{place}",
                 denied.join(", ")

@@ -111,9 +111,10 @@ impl Scope {
         Self(Kind::ALL.into_iter().filter(|kind| !off(kind)).collect())
     }
 
-    /// All that a reader needs to answer as the controller would.
+    /// All that a reader needs to answer as the controller would. What nobody serves is not there, so it does without
+    /// definitions.
     pub(crate) fn reader() -> Self {
-        Self(Kind::ALL.into())
+        Self(Kind::ALL.into_iter().filter(|kind| *kind != Kind::Definition).collect())
     }
 
     /// What tells a driver's clients and whether they are stale.

@@ -3,6 +3,9 @@
 //! Two rules hold for everything that comes in: a newer version is never replaced by an older one, relists included;
 //! and the answer to a write never brings back an object that is gone. A pass is due only if a fact changed.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
@@ -430,91 +433,4 @@ fn object_name(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta
 
 fn deployment_text(name: &ObjectName) -> String {
     format!("deployment/{name}")
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn now() -> Timestamp {
-        Timestamp::UNIX_EPOCH
-    }
-
-    fn node(name: &str, uid: &str, version: u64, cordoned: bool) -> wire::Node {
-        let metadata = json!({"name": name, "uid": uid, "resourceVersion": version.to_string()});
-        serde_json::from_value(json!({"metadata": metadata, "spec": {"unschedulable": cordoned}})).unwrap()
-    }
-
-    fn pod(name: &str, uid: &str, version: u64, node: &str) -> wire::Pod {
-        let metadata =
-            json!({"namespace": "llm", "name": name, "uid": uid, "resourceVersion": version.to_string()});
-        serde_json::from_value(json!({"metadata": metadata, "spec": {"nodeName": node}})).unwrap()
-    }
-
-    fn see_node(store: &mut Store, event: Event<wire::Node>) -> Effect {
-        store.fold(Observation::Node(event), now())
-    }
-
-    fn store_with(nodes: &[wire::Node]) -> Store {
-        let scope = Scope::controller(&BTreeSet::new());
-        let mut store = Store::new(Snapshot::new(now(), "gpu-operator"), scope);
-        for node in nodes {
-            see_node(&mut store, Event::Apply(node.clone()));
-        }
-        store
-    }
-
-    #[test]
-    fn a_newer_version_is_never_replaced_by_an_older_one() {
-        let mut store = store_with(&[node("a", "u1", 5, true)]);
-        assert_eq!(see_node(&mut store, Event::Apply(node("a", "u1", 4, false))), Effect::None);
-        store.answer_node(node("a", "u1", 3, false));
-        assert!(store.snapshot.nodes["a"].unschedulable);
-        store.answer_node(node("a", "u1", 6, false));
-        assert!(!store.snapshot.nodes["a"].unschedulable);
-    }
-
-    #[test]
-    fn the_answer_to_a_write_never_brings_a_deleted_node_back() {
-        let mut store = store_with(&[node("a", "u1", 5, true)]);
-        see_node(&mut store, Event::Delete(node("a", "u1", 6, true)));
-        store.answer_node(node("a", "u1", 7, true));
-        assert!(store.snapshot.nodes.is_empty());
-    }
-
-    #[test]
-    fn another_node_of_the_same_name_is_another_node() {
-        let mut store = store_with(&[node("a", "u1", 5, true)]);
-        store.answer_node(node("a", "u2", 9, false));
-        assert_eq!(store.snapshot.nodes["a"].uid.as_str(), "u1");
-        assert_eq!(see_node(&mut store, Event::Apply(node("a", "u2", 9, false))), Effect::Changed);
-        assert_eq!(store.snapshot.nodes["a"].uid.as_str(), "u2");
-    }
-
-    #[test]
-    fn what_a_new_list_does_not_show_is_gone() {
-        let mut store = store_with(&[node("a", "u1", 5, false), node("b", "u2", 6, false)]);
-        see_node(&mut store, Event::Init);
-        see_node(&mut store, Event::InitApply(node("b", "u2", 6, false)));
-        assert_eq!(store.snapshot.nodes.len(), 2, "until the list is complete");
-        assert_eq!(see_node(&mut store, Event::InitDone), Effect::Changed);
-        assert_eq!(store.snapshot.nodes.keys().map(NodeName::as_str).collect::<Vec<_>>(), ["b"]);
-    }
-
-    #[test]
-    fn a_new_version_alone_is_no_new_fact() {
-        let mut store = store_with(&[node("a", "u1", 5, true)]);
-        assert_eq!(see_node(&mut store, Event::Apply(node("a", "u1", 6, true))), Effect::None);
-        assert_eq!(store.snapshot.nodes["a"].version, 6.into());
-    }
-
-    #[test]
-    fn a_pod_that_comes_back_elsewhere_under_its_name_leaves_the_old_node() {
-        let mut store = store_with(&[]);
-        store.fold(Observation::Pod(Event::Apply(pod("web-0", "u1", 5, "a"))), now());
-        store.fold(Observation::Pod(Event::Apply(pod("web-0", "u2", 9, "b"))), now());
-        assert_eq!(store.snapshot.pods.keys().map(NodeName::as_str).collect::<Vec<_>>(), ["b"]);
-    }
 }

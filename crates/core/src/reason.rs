@@ -7,18 +7,18 @@
 //!  about.rs     one node in one pool: what an answer may look at
 //!  culprit.rs   the objects responsible          next.rs    what happens next, and whether by itself
 //!  advice.rs    what a person can do, as commands to paste
+//!  words.rs     the sentence
 //! ```
 
 mod about;
 mod advice;
 mod culprit;
 mod next;
-
-use std::fmt;
+mod words;
 
 use jiff::Timestamp;
 
-use crate::contract::{State, nvsentinel};
+use crate::contract::State;
 use crate::names::{DriverName, NodeName, ObjectName};
 use crate::visit::{Cause, Finding};
 
@@ -26,6 +26,7 @@ pub use about::{About, Thing};
 pub use advice::{Advice, advice};
 pub use culprit::culprits;
 pub use next::{Motion, Next, next};
+pub(crate) use words::list;
 
 /// How a node feels about its place.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -398,121 +399,5 @@ impl Reason {
             Reason::ApiError { retry_at, .. } => Some(*retry_at),
             _ => None,
         }
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Reason::UpToDate => f.write_str("driver up to date and ready"),
-            Reason::DriverNotReady { pod, says } => write!(f, "driver pod {pod} is not ready: {says}"),
-            Reason::Moving { to } => write!(f, "moves on to {to}"),
-            Reason::Writing => f.write_str("being written"),
-            Reason::RevisionPending { daemon_set } => {
-                write!(
-                    f,
-                    "daemonset/{daemon_set} has a new template that its controller has not taken up yet"
-                )
-            }
-            Reason::NoDriverPod { daemon_set, .. } => {
-                write!(f, "no driver pod on this node; daemonset/{daemon_set} should make one")
-            }
-            Reason::NoSlot { limit, ahead: 0 } => write!(f, "next slot; {limit}"),
-            Reason::NoSlot { limit, ahead } => write!(f, "waits for a slot, {ahead} before it; {limit}"),
-            Reason::Skipped { label } => write!(f, "left out by label {label}=true"),
-            Reason::OtherDriver { driver } => write!(f, "driver {driver} is upgraded on this node first"),
-            Reason::NodeNotReady { .. } => f.write_str("node is not Ready, so no driver could start on it"),
-            Reason::Quarantined { what } => f.write_str(what),
-            Reason::BreakerTripped => write!(
-                f,
-                "NVSentinel's circuit breaker has tripped (configmap/{}/{}); no more nodes are taken out",
-                nvsentinel::NAMESPACE,
-                nvsentinel::BREAKER
-            ),
-            Reason::WaitingForJobs { pods, .. } => write!(f, "waits for {} to complete", list(pods)),
-            Reason::Checkpointing { pods, .. } => {
-                let whose = if pods.len() == 1 { "its" } else { "their" };
-                write!(f, "waits for {} to save {whose} work", list(pods))
-            }
-            Reason::PodsLeaving { pods, .. } => write!(f, "evicting {}", list(pods)),
-            Reason::BudgetBlocks { budget, pod, healthy: (healthy, desired), .. } => write!(
-                f,
-                "pod {pod} cannot leave: poddisruptionbudget/{budget} wants {desired} healthy pod{} and has {healthy}",
-                if *desired == 1 { "" } else { "s" }
-            ),
-            Reason::BudgetNever { budget, pod, pods: (expected, desired) } => write!(
-                f,
-                "pod {pod} could never leave: poddisruptionbudget/{budget} wants {desired} of its {} healthy; \
-                 scale the workload or change the budget",
-                count(*expected, "pod")
-            ),
-            Reason::PodStuck { pod, why, .. } => write!(f, "pod {pod} is stuck in Terminating: {why}"),
-            Reason::TooManyFailed { failed, limit } => write!(
-                f,
-                "{failed} nodes failed and at most {limit} may (limits.failureThreshold); no more are started"
-            ),
-            Reason::Aborted { rollout } => write!(f, "rollout {rollout} was aborted"),
-            Reason::CannotBeEmptied { found } => write!(f, "cannot be emptied: {found}"),
-            Reason::DriverStopping { pod, .. } => write!(f, "old driver pod {pod} is stopping"),
-            Reason::DriverStarting { pod, says, .. } => write!(f, "driver pod {pod} starts: {says}"),
-            Reason::ClientsComeBack { found, .. }
-            | Reason::ClientsStale { found, .. }
-            | Reason::Validating { found, .. } => found.fmt(f),
-            Reason::Paused => f.write_str("paused: autoUpgrade is false"),
-            Reason::Failed { cause } => cause.fmt(f),
-            Reason::FailedWithoutRecord => f.write_str(
-                "labelled upgrade-failed with no record of why; label it upgrade-required to try again",
-            ),
-            Reason::PoolFrozen { why } => f.write_str(why),
-            Reason::TwoPolicies { pools } => {
-                write!(
-                    f,
-                    "claimed by more than one policy ({}); make their nodeSelectors disjoint",
-                    pools.join(", ")
-                )
-            }
-            Reason::UnknownLabel { label, value } => {
-                write!(
-                    f,
-                    "label {label} has the unknown value \"{value}\"; remove it to have the node looked at again"
-                )
-            }
-            Reason::LabelChanged { label, record } => write!(
-                f,
-                "somebody set the state label to {label} during a visit that is at {record}; remove the label to go on, or set it to upgrade-required to start again"
-            ),
-            Reason::VisitUnreadable { why } => {
-                write!(f, "the visit record on the node cannot be read: {why}")
-            }
-            Reason::ApiError { what, .. } => write!(f, "the Kubernetes API refused a write: {what}"),
-            Reason::Conflict => f.write_str("changed by somebody else at the same moment; looks again"),
-        }
-    }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Limit::MaxParallelUpgrades(limit) => write!(f, "maxParallelUpgrades is {limit}"),
-            Limit::MaxUnavailable { limit, out, foreign: None } => {
-                write!(f, "{out} of at most {limit} nodes are out (maxUnavailable)")
-            }
-            Limit::MaxUnavailable { limit, out, foreign: Some(node) } => {
-                write!(f, "{out} of at most {limit} nodes are out (maxUnavailable), {node} not by us")
-            }
-        }
-    }
-}
-
-fn count(number: i32, what: &str) -> String {
-    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
-}
-
-/// Names the first pods and counts the rest: sentences stay short on full nodes.
-pub(crate) fn list(pods: &[ObjectName]) -> String {
-    match pods {
-        [] => "no pods".to_owned(),
-        [one] => format!("pod {one}"),
-        [first, rest @ ..] => format!("{} pods: {first} and {} more", pods.len(), rest.len()),
     }
 }

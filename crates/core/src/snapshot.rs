@@ -3,6 +3,9 @@
 //! The controller folds watch events into these; tests build them by hand. Every fact is here because a step of
 //! the plan, a reason or a screen reads it.
 
+mod node;
+mod pod;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
@@ -11,15 +14,14 @@ use serde_json::Value;
 
 use crate::api::{DriverPolicySpec, DriverPolicyStatus, RolloutSpec, RolloutStatus};
 use crate::clients::ClientKind;
-use crate::contract::{
-    HEALTH_HOLD_ANNOTATION, LAST_VISIT_ANNOTATION, REVISION_LABEL, State, VISIT_ANNOTATION, is_relevant,
-};
-use crate::health::HealthHold;
+use crate::contract::State;
 use crate::names::{DriverName, NodeName, ObjectName, ResourceVersion, RevisionHash, Uid};
 use crate::policy::{ClusterPolicyFacts, Source};
 use crate::selector::Labels;
 use crate::version::DriverVersion;
-use crate::visit::{LastVisit, Unreadable, Visit};
+
+pub use node::*;
+pub use pod::*;
 
 /// The facts of one moment.
 #[derive(Clone, Debug)]
@@ -101,291 +103,11 @@ impl Snapshot {
     }
 }
 
-/// A node, as far as it matters.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Node {
-    /// Its UID: another node may come back under the same name.
-    pub uid: Uid,
-    /// The version that these facts are from.
-    pub version: ResourceVersion,
-    labels: Labels,
-    /// Those of the labels that the contract names: a node carries dozens, and every pass looks for these few.
-    marks: Labels,
-    /// The annotations of the contract; all others are dropped on arrival.
-    pub annotations: Labels,
-    /// `spec.unschedulable`.
-    pub unschedulable: bool,
-    /// The Ready condition is True.
-    pub ready: bool,
-    /// Conditions that others than the kubelet set.
-    pub conditions: Vec<Condition>,
-    /// Extended resources that it offers, with the amount.
-    pub allocatable: Vec<(Box<str>, u32)>,
-    /// Differs after each boot.
-    pub boot_id: Box<str>,
-    /// It has the taint of somebody who repairs it.
-    pub remediated: bool,
-    /// The visit record, taken apart once on arrival …
-    pub visit: Option<Result<Visit, Unreadable>>,
-    /// … what is left of the last one, …
-    pub last_visit: Option<LastVisit>,
-    /// … and who keeps health systems off it.
-    pub health_hold: Option<HealthHold>,
-}
-
-impl Node {
-    /// A node that is ready and takes work.
-    pub fn new(uid: Uid, version: ResourceVersion, labels: Labels, mut annotations: Labels) -> Self {
-        annotations.retain(|key, _| is_relevant(key));
-        let marks = labels.iter().filter(|(key, _)| is_relevant(key));
-        let mut node = Self {
-            uid,
-            version,
-            marks: marks.map(|(key, value)| (key.clone(), value.clone())).collect(),
-            labels,
-            visit: None,
-            last_visit: None,
-            health_hold: None,
-            annotations,
-            unschedulable: false,
-            ready: true,
-            conditions: Vec::new(),
-            allocatable: Vec::new(),
-            boot_id: "".into(),
-            remediated: false,
-        };
-        node.read_annotations();
-        node
-    }
-
-    /// All labels: policies may select by any.
-    pub fn labels(&self) -> &Labels {
-        &self.labels
-    }
-
-    /// A label of the contract.
-    pub fn mark(&self, key: &str) -> Option<&str> {
-        self.marks.get(key).map(String::as_str)
-    }
-
-    /// Sets or removes a label.
-    pub fn set_label(&mut self, key: &str, value: Option<&str>) {
-        let concerned = [Some(&mut self.labels), is_relevant(key).then_some(&mut self.marks)];
-        for labels in concerned.into_iter().flatten() {
-            match value {
-                Some(value) => drop(labels.insert(key.to_owned(), value.to_owned())),
-                None => drop(labels.remove(key)),
-            }
-        }
-    }
-
-    /// Takes our own annotations apart: every pass looks at them, and they change only with the node.
-    pub fn read_annotations(&mut self) {
-        let text = |key: &str| self.annotations.get(key).map(String::as_str);
-        self.visit = text(VISIT_ANNOTATION).map(Visit::parse);
-        // One that nobody can read says nothing; it is written anew by the next visit.
-        self.last_visit = text(LAST_VISIT_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
-        self.health_hold = text(HEALTH_HOLD_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
-    }
-    /// How many devices it offers, as far as `counts` says that they are some.
-    pub fn devices(&self, counts: impl Fn(&str) -> bool) -> u32 {
-        let amounts = self.allocatable.iter().filter(|(name, _)| counts(name)).map(|(_, amount)| *amount);
-        amounts.fold(0, u32::saturating_add)
-    }
-    /// Takes no new work, for whatever cause.
-    pub fn is_out(&self) -> bool {
-        self.unschedulable || !self.ready
-    }
-}
-
-/// A node condition.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Condition {
-    /// Its type.
-    pub kind: Box<str>,
-    /// Its status is True; for the conditions of health systems that is bad.
-    pub holds: bool,
-    /// When it was last looked at.
-    pub heartbeat: Option<Timestamp>,
-}
-
 /// NVSentinel, as far as the cluster shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NvSentinel {
     /// Its circuit breaker has tripped: it processes nothing, healthy events included.
     pub tripped: bool,
-}
-
-/// A pod that is bound to a node.
-#[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
-pub struct Pod {
-    /// Its name.
-    pub name: ObjectName,
-    /// Its UID.
-    pub uid: Uid,
-    /// The version that these facts are from.
-    pub version: ResourceVersion,
-    /// Its node.
-    pub node: NodeName,
-    /// All labels: budgets and policies may select by any.
-    pub labels: Labels,
-    /// The template revision that it was made from, if a DaemonSet made it.
-    pub revision: Option<RevisionHash>,
-    /// The object that would make it again.
-    pub owner: Option<Owner>,
-    /// How far it is.
-    pub phase: Phase,
-    /// The Ready condition is True.
-    pub ready: bool,
-    /// When it has to be gone, once it was told to go.
-    pub deleting: Option<Timestamp>,
-    /// When it was made.
-    pub created: Timestamp,
-    /// When its first container started, while that runs.
-    pub started: Option<Timestamp>,
-    /// When the oldest of its running main containers started.
-    pub oldest_started: Option<Timestamp>,
-    /// Since when it is Ready.
-    pub ready_since: Option<Timestamp>,
-    /// Differs each time its first container starts again.
-    pub incarnation: u64,
-    /// What it is to the driver, if it is a known client.
-    pub client: Option<ClientKind>,
-    /// Extended resources that any of its containers asks for, with the amount.
-    pub resources: Vec<(Box<str>, u32)>,
-    /// The resource claims (DRA) that it uses, in its namespace.
-    pub claims: Vec<Box<str>>,
-    /// Its runtime class.
-    pub runtime_class: Option<Box<str>>,
-    /// Paths of the node that it mounts.
-    pub host_paths: Vec<Box<str>>,
-    /// Until when it was given time to save its work.
-    pub checkpoint_requested: Option<Timestamp>,
-    /// It says that it has.
-    pub checkpointed: bool,
-    /// A finalizer that keeps it, once it was told to go.
-    pub finalizer: Option<Box<str>>,
-    /// It has an emptyDir volume.
-    pub empty_dir: bool,
-    /// It is the kubelet's own (static) pod.
-    pub mirror: bool,
-    /// The init container that runs now.
-    pub initializing: Option<Box<str>>,
-    /// What a container says that does not run.
-    pub trouble: Option<Trouble>,
-    /// `DRIVER_CONFIG_DIGEST`, in driver pods.
-    pub digest: Option<Box<str>>,
-    /// The image of the first container.
-    pub image: Box<str>,
-}
-
-impl Pod {
-    /// A pod that runs and is ready, and of which nothing else is known.
-    pub fn ready(name: ObjectName, uid: Uid, version: ResourceVersion, node: NodeName) -> Self {
-        Self {
-            name,
-            uid,
-            version,
-            node,
-            labels: Labels::new(),
-            revision: None,
-            owner: None,
-            phase: Phase::Running,
-            ready: true,
-            deleting: None,
-            created: Timestamp::UNIX_EPOCH,
-            started: None,
-            oldest_started: None,
-            ready_since: None,
-            incarnation: 0,
-            client: None,
-            resources: vec![],
-            claims: vec![],
-            runtime_class: None,
-            host_paths: vec![],
-            checkpoint_requested: None,
-            checkpointed: false,
-            finalizer: None,
-            empty_dir: false,
-            mirror: false,
-            initializing: None,
-            trouble: None,
-            digest: None,
-            image: "".into(),
-        }
-    }
-
-    /// Reads the template revision out of a pod's labels.
-    pub fn read_revision(labels: &Labels) -> Option<RevisionHash> {
-        labels.get(REVISION_LABEL).map(|hash| hash.as_str().into())
-    }
-    /// Succeeded or Failed: it holds nothing any more.
-    pub fn is_finished(&self) -> bool {
-        matches!(self.phase, Phase::Succeeded | Phase::Failed)
-    }
-    /// Made and kept by a DaemonSet.
-    pub fn is_daemon(&self) -> bool {
-        self.owner.as_ref().is_some_and(|o| o.kind == OwnerKind::DaemonSet)
-    }
-}
-
-/// `status.phase`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// Not all containers have started.
-    Pending,
-    /// At least one container runs.
-    Running,
-    /// All containers ended well.
-    Succeeded,
-    /// All containers ended, at least one badly.
-    Failed,
-    /// The node does not tell.
-    Unknown,
-}
-
-/// The controller that would make a pod again.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owner {
-    /// What it is.
-    pub kind: OwnerKind,
-    /// Its name.
-    pub name: Box<str>,
-    /// Its UID.
-    pub uid: Uid,
-}
-
-/// Kinds of controllers that are told apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OwnerKind {
-    /// Puts its pods on cordoned nodes too.
-    DaemonSet,
-    /// All others.
-    Other,
-}
-
-/// What a container says that does not run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
-    /// The container.
-    pub container: Box<str>,
-    /// `CrashLoopBackOff`, `ImagePullBackOff`, …
-    pub reason: Box<str>,
-    /// What the kubelet adds.
-    pub message: Box<str>,
-    /// How often it was restarted.
-    pub restarts: u32,
-}
-
-impl Trouble {
-    /// One failure may pass; a loop, or an image that is not there, does not.
-    pub fn is_serious(&self) -> bool {
-        self.restarts > 0
-            || ["BackOff", "ImagePull", "InvalidImage", "CreateContainer", "Unschedulable"]
-                .iter()
-                .any(|sign| self.reason.contains(sign))
-    }
 }
 
 /// A DaemonSet.

@@ -138,6 +138,18 @@ fn outcome(report: &Report) -> Option<anyhow::Result<()>> {
     }
     let left = nodes(report, |node| node.kind != Kind::Done);
     let rendered = report.pools.iter().all(|pool| pool.message.is_none());
+    let stale = |node: &NodeReport| node.reason == "clients-stale" && node.kind == Kind::Blocked;
+    if rendered
+        && left.iter().all(|(_, node)| stale(node))
+        && let [(_, first), ..] = left[..]
+    {
+        let who = names(&left);
+        return Some(Err(anyhow!(
+            "every node has its driver, but on {who} a client is stale: {} (pitcrew explain node/{})",
+            first.message,
+            first.node
+        )));
+    }
     if rendered && left.iter().all(|(_, node)| node.reason == "skipped") {
         let (are, their) = if left.len() == 1 { ("is", "its") } else { ("are", "their") };
         let who = names(&left);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use libtest_mimic::Failed;
-use pitcrew_controller::preflight::{PERMISSIONS, Permission, READS};
+use pitcrew_controller::preflight::{PERMISSIONS, Permission, reads};
 use serde_json::Value;
 
 use crate::render::{Outcome, must, name, of_kind, render};
@@ -25,7 +25,7 @@ pub(crate) fn controller() -> Outcome {
         let arguments: Vec<_> = switch.iter().flat_map(|switch| ["--set", switch]).collect();
         let granted = granted(&render(&arguments)?, "pitcrew")?;
         let needed = |line: &String| off.is_none_or(|(_, resource)| line.split(' ').next() != Some(resource));
-        let asked: Lines = asked(PERMISSIONS).into_iter().filter(needed).collect();
+        let asked: Lines = asked(PERMISSIONS.iter().copied()).into_iter().filter(needed).collect();
         same(&granted, &asked, &format!("with {arguments:?}"))?;
     }
     Ok(())
@@ -33,7 +33,7 @@ pub(crate) fn controller() -> Outcome {
 
 /// The role for people, and for `helm test`.
 pub(crate) fn reader() -> Outcome {
-    same(&granted(&render(&[])?, "pitcrew-reader")?, &asked(READS), "to readers")
+    same(&granted(&render(&[])?, "pitcrew-reader")?, &asked(reads()), "to readers")
 }
 
 /// No `*`, for nobody.
@@ -82,9 +82,9 @@ fn granted(objects: &[Value], role: &str) -> Result<Lines, Failed> {
 }
 
 /// What the program asks for.
-fn asked(permissions: &[Permission]) -> Lines {
-    let lines = permissions.iter().flat_map(|permission| {
-        let Permission { group, resource, subresource, verbs, only, here, .. } = *permission;
+fn asked(permissions: impl Iterator<Item = Permission>) -> Lines {
+    let lines = permissions.flat_map(|permission| {
+        let Permission { group, resource, subresource, verbs, only, here, .. } = permission;
         let home = here.then_some("gpu-operator");
         verbs.iter().map(move |verb| line(group, resource, subresource, verb, only, home))
     });

@@ -1,6 +1,5 @@
-//! The driver's clients on one node: which hold on to a driver that is gone, who is replaced next, and whether what
-//! they offer is back. In a visit they come back before the validators look; outside of one they are told of, and
-//! replaced if the policy says so.
+//! The driver's clients on one node: which hold on to a driver that is gone, and who is replaced next. In a visit they come
+//! back before the validators look; what they offer is looked at in `offers`, and nodes in service in `steady`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,18 +15,11 @@ use super::walk::{Decision, deadline, fail, ran_out};
 use crate::action::{Action, Changes, DeleteWhy};
 use crate::api::Refresh;
 use crate::clients::{DEPLOY_CLIENT_LABEL, Epoch, PAUSED_VALUE, Stale, older_than_driver};
-use crate::names::{NodeName, ObjectName, Uid};
+use crate::names::{ObjectName, Uid};
 use crate::policy::ExtraClient;
-use crate::reason::{Reason, Remedy};
+use crate::reason::Reason;
 use crate::snapshot::{DaemonSet, Object, Pod, Snapshot};
 use crate::visit::{Before, Cause, Finding, Visit, Walk};
-
-/// A driver that has just come up may go down again at once. Outside of a visit nobody hurries.
-const SETTLED: SignedDuration = SignedDuration::from_secs(30);
-/// Nodes whose clients are replaced at the same time outside of visits.
-pub(super) const REFRESHES_MAX: usize = 5;
-/// So long after it was made, a client pod is not counted as one that is just coming back.
-const COMING_BACK: SignedDuration = SignedDuration::from_mins(2);
 
 /// Third parties come after the operands.
 const THIRD_PARTY_ORDER: u32 = 3;
@@ -114,6 +106,16 @@ impl Client<'_> {
         self.rule.required
     }
 
+    /// It has to be replaced.
+    pub(super) fn is_stale(&self) -> bool {
+        matches!(self.standing, Standing::Stale(_))
+    }
+
+    /// Its replacement would come from a newer template, which outside of a visit is for a person to decide.
+    pub(super) fn is_pending(&self) -> bool {
+        matches!(self.standing, Standing::Stale(Stale::PendingRevision { .. }))
+    }
+
     /// What is the matter with it, in a sentence.
     pub(super) fn says(&self) -> Finding {
         let Some(pod) = self.pod else {
@@ -135,12 +137,12 @@ pub(super) fn third_parties(snapshot: &Snapshot) -> BTreeSet<&Uid> {
 }
 
 /// When stale clients are replaced.
-fn refresh(view: &View<'_>) -> Refresh {
+pub(super) fn refresh(view: &View<'_>) -> Refresh {
     if view.snapshot.refreshes_clients { view.policy.clients.refresh } else { Refresh::Off }
 }
 
 /// A pod that is a client, with how it is treated. Only pods of DaemonSets are: nobody else would make them again.
-fn client<'a>(view: &View<'a>, pod: &Pod) -> Option<(Rule, &'a DaemonSet)> {
+pub(super) fn client<'a>(view: &View<'a>, pod: &Pod) -> Option<(Rule, &'a DaemonSet)> {
     // Most pods are none; that is seen without a look at their owners.
     let maybe = pod.client.is_some() || view.knows_others;
     let owner = pod.owner.as_ref().filter(|_| maybe && pod.is_daemon())?;
@@ -265,7 +267,7 @@ fn note_replaced(
 ) -> Option<Action> {
     let mut before = visit.before.clone().unwrap_or_default();
     let known = before.clients.len();
-    for client in open.iter().filter(|client| matches!(client.standing, Standing::Stale(_))) {
+    for client in open.iter().filter(|client| client.is_stale()) {
         if !before.clients.contains(client.daemon_set) {
             before.clients.push(client.daemon_set.clone());
         }
@@ -282,11 +284,9 @@ fn note_replaced(
 
 /// Whether a client has become stale since the clients were back: the driver started once more.
 pub(super) fn fell_behind(view: &View<'_>, member: &Member<'_>) -> bool {
-    let is_stale = |client: &Client<'_>| {
-        client.rule.required && matches!(client.standing, Standing::Stale(Stale::OlderThanDriver { .. }))
-    };
+    let is_behind = |client: &Client<'_>| client.is_required() && client.is_stale() && !client.is_pending();
     let survey = || Survey::of(view, member, &[], true);
-    refresh(view) != Refresh::Off && survey().is_some_and(|survey| survey.clients.iter().any(is_stale))
+    refresh(view) != Refresh::Off && survey().is_some_and(|survey| survey.clients.iter().any(is_behind))
 }
 
 /// Something is missing that has until the end of validation to come.
@@ -320,7 +320,7 @@ fn wait_for_offers(
 /// Until when a client has to be back. One that is still to be replaced has as long as validation; one that is on its way
 /// has its own time, from when its pod was made or the driver was ready.
 fn until_of(view: &View<'_>, walk: &Walk, epoch: Epoch, client: &Client<'_>, until: Timestamp) -> Timestamp {
-    if matches!(client.standing, Standing::Stale(_)) {
+    if client.is_stale() {
         return until;
     }
     let begun = client.pod.map_or(epoch.ready, |pod| pod.created.max(epoch.ready));
@@ -328,8 +328,12 @@ fn until_of(view: &View<'_>, walk: &Walk, epoch: Epoch, client: &Client<'_>, unt
     deadline(view, walk, client.rule.timeout.saturating_add(later)).min(until)
 }
 
-fn replace(snapshot: &Snapshot, client: &Client<'_>, wake_at: &mut Option<Timestamp>) -> Option<Action> {
-    let pod = client.pod.filter(|_| matches!(client.standing, Standing::Stale(_)))?;
+pub(super) fn replace(
+    snapshot: &Snapshot,
+    client: &Client<'_>,
+    wake_at: &mut Option<Timestamp>,
+) -> Option<Action> {
+    let pod = client.pod.filter(|_| client.is_stale())?;
     delete(snapshot, pod, wake_at)
 }
 
@@ -342,87 +346,4 @@ fn delete(snapshot: &Snapshot, pod: &Pod, wake_at: &mut Option<Timestamp>) -> Op
     let retry_at = setback.map(|setback| setback.retry_at).filter(|at| *at > snapshot.now);
     *wake_at = [*wake_at, retry_at].into_iter().flatten().min();
     None
-}
-
-/// A node in service: stale clients are told of, and replaced if the policy says so. `None`: there are none.
-pub(super) fn in_service(view: &View<'_>, member: &Member<'_>) -> Option<Decision> {
-    let refresh = refresh(view);
-    if refresh == Refresh::Off || !member.node.ready || !maybe_stale(view, member) {
-        return None;
-    }
-    let survey = Survey::of(view, member, &[], false)?;
-    let is_stale = |client: &Client<'_>| matches!(client.standing, Standing::Stale(_));
-    let open = survey.next(|client| !is_pending(client));
-    let stale = open.iter().copied().find(|client| is_stale(client));
-    let Some(stale) = stale else {
-        // Others are on their way, or nobody but a person may decide.
-        let pending = survey.clients.iter().find(|client| is_pending(client)).filter(|_| open.is_empty())?;
-        return Some(Decision::stay(Reason::ClientsStale { found: pending.says(), remedy: Remedy::Hand }));
-    };
-    let by_itself = refresh == Refresh::Always && !member.node.unschedulable;
-    let remedy = if by_itself { Remedy::ItSelf } else { Remedy::Command };
-    let mut decision = Decision::stay(Reason::ClientsStale { found: stale.says(), remedy });
-    let settled = survey.epoch.ready.saturating_add(SETTLED).unwrap_or(Timestamp::MAX);
-    if by_itself && settled > view.snapshot.now {
-        decision.wake_at = Some(settled);
-    } else if by_itself {
-        for client in open {
-            decision.actions.extend(replace(view.snapshot, client, &mut decision.wake_at));
-        }
-    }
-    Some(decision)
-}
-
-pub(super) fn is_pending(client: &Client<'_>) -> bool {
-    matches!(client.standing, Standing::Stale(Stale::PendingRevision { .. }))
-}
-
-/// Most passes find nothing: that is seen without a survey.
-fn maybe_stale(view: &View<'_>, member: &Member<'_>) -> bool {
-    let Some(driver) = member.pod else { return false };
-    let ready = driver.ready_since.max(driver.started);
-    let old = |started: Option<Timestamp>| started.is_some() && started <= ready;
-    let others = || member.pods().any(|pod| pod.is_daemon() && old(pod.oldest_started));
-    old(member.oldest_client) || (view.knows_others && others())
-}
-
-/// Outside of visits, clients are replaced on a few nodes at a time: how many more nodes may be begun in this pass.
-pub(super) struct Allowance(Option<usize>);
-
-impl Allowance {
-    pub(super) fn new() -> Self {
-        Self(None)
-    }
-
-    /// Keeps what a decision wants to replace, or puts it off.
-    pub(super) fn spend(&mut self, view: &View<'_>, decision: &mut Decision) {
-        let refreshes = matches!(decision.reason, Reason::ClientsStale { .. });
-        if !refreshes || decision.actions.is_empty() {
-            return;
-        }
-        let left = self.0.get_or_insert_with(|| REFRESHES_MAX.saturating_sub(busy_nodes(view)));
-        if let Some(less) = left.checked_sub(1) {
-            *left = less;
-            return;
-        }
-        decision.actions.clear();
-        // A client that does not come back holds its place for so long at most.
-        let later = view.snapshot.now.saturating_add(COMING_BACK).unwrap_or(Timestamp::MAX);
-        decision.wake_at = Some(decision.wake_at.map_or(later, |at| at.min(later)));
-    }
-}
-
-/// Nodes in service on which a client is being replaced.
-fn busy_nodes(view: &View<'_>) -> usize {
-    let Snapshot { now, nodes, pods, in_flight, .. } = view.snapshot;
-    let recent = |at: Timestamp| at.saturating_add(COMING_BACK).is_ok_and(|until| until > *now);
-    let comes_back = |pod: &Pod| pod.deleting.is_some_and(recent) || (!pod.ready && recent(pod.created));
-    let in_service = |node: &NodeName| nodes.get(node).is_some_and(|n| n.visit.is_none() && n.ready);
-    let seen = pods
-        .iter()
-        .filter(|(_, pods)| pods.values().any(|pod| comes_back(pod) && client(view, pod).is_some()));
-    let seen = seen.map(|(node, _)| node);
-    let asked = in_flight.iter().filter(|(object, _)| matches!(object, Object::Pod(_)));
-    let asked = asked.filter_map(|(_, pending)| pending.on_node.as_ref());
-    seen.chain(asked).filter(|node| in_service(node)).collect::<BTreeSet<_>>().len()
 }

@@ -107,9 +107,13 @@ pub(super) fn cordon_again(view: &View<'_>, member: &Member<'_>, visit: &Visit, 
 pub(super) fn release(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> Decision {
     let fit = member.sync == Freshness::InSync && member.driver_ready && member.node.ready;
     if !fit || member.waits_for_load || clients::fell_behind(view, member) {
-        // It was fine a moment ago. Nothing goes back into service on that.
+        // It was fine a moment ago. Nothing goes back into service on that; and whoever listened again must not now.
         let back = State::ValidationRequired;
-        return go(view, member, back, Some(walk.enter(back, view.snapshot.now)));
+        let mut decision = go(view, member, back, Some(walk.enter(back, view.snapshot.now)));
+        if let Some(Action::PatchNode(patch)) = decision.actions.first_mut() {
+            health::hold(view, member.node, patch);
+        }
+        return decision;
     }
     if let Some(decision) = health::listen_again(view, member, visit, walk) {
         return decision;

@@ -13,6 +13,7 @@
 //!  restart.rs       … replacing its driver pod
 //!  clients.rs       … bringing the driver's clients back
 //!  offers.rs        … and what they offer
+//!  steady.rs        … and outside of visits
 //!  validation.rs    … proving the new driver
 //!  patch.rs         … the one write of each transition
 //!  rollout.rs     what to say about the pool as a whole
@@ -33,6 +34,7 @@ mod removal;
 mod restart;
 mod rollout;
 mod start;
+mod steady;
 mod validation;
 mod walk;
 

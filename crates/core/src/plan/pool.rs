@@ -8,7 +8,7 @@ use super::removal::BudgetBook;
 use super::start::{Hopeless, may_start};
 use super::walk::{self, Decision};
 use super::{Plan, PoolPlan, PoolStatus, Verdict};
-use super::{clients, health};
+use super::{clients, health, steady};
 use crate::action::Action;
 use crate::api::Mode;
 use crate::contract::{RELEASED_ANNOTATION, State};
@@ -155,7 +155,7 @@ pub(super) fn plan_pool<'a>(
     let mut result = empty(status);
     let mut verdicts = Vec::with_capacity(members.len());
     plan.actions.reserve(ledger.granted.len() + ledger.moving);
-    let mut refreshes = clients::Allowance::new();
+    let mut refreshes = steady::Allowance::new();
     for member in &members {
         let conflict = pass.claims.get(&(&pool.driver, member.name));
         let mut decision = walk::decide(&view, member, &ledger, &result.status, conflict, &mut pass.budgets);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use super::clients::{Client, Standing, Survey, is_pending};
+use super::clients::{Client, Standing, Survey};
 use super::members::{Freshness, Member, members};
 use super::offers::offers;
 use super::pool::View;
@@ -139,28 +139,21 @@ fn outcome<'a>(
     if let Some(elsewhere) = for_the_controller(view, member) {
         return now(elsewhere);
     }
-    match (member.sync, member.pod) {
-        (Freshness::Outdated, _) => return now(behind(view, member)),
-        (_, None) => return waits("its driver pod is not there yet".to_owned()),
-        (Freshness::Unknown, _) => {
-            return waits("the DaemonSet's newest template is not known yet".to_owned());
-        }
-        (Freshness::InSync | Freshness::Orphaned, _) => {}
+    let Some(driver) = member.pod else { return waits("its driver pod is not there yet".to_owned()) };
+    match member.sync {
+        Freshness::Outdated => return now(behind(view, member)),
+        Freshness::Unknown => return waits("the DaemonSet's newest template is not known yet".to_owned()),
+        Freshness::InSync | Freshness::Orphaned => {}
     }
     if !member.node.ready {
         return waits("the node is not Ready".to_owned());
     }
-    let (Some(survey), Some(driver)) = (survey, member.pod) else {
-        let what = member.pod.map(|pod| format!("driver pod {} is not ready: {}", pod.name, says(pod)));
-        return waits(what.unwrap_or_default());
-    };
-    if !member.driver_ready {
+    let Some(survey) = survey else {
         return waits(format!("driver pod {} is not ready: {}", driver.name, says(driver)));
-    }
-    let is_stale = |client: &Client<'_>| matches!(client.standing, Standing::Stale(_));
+    };
     // Who may be missing is replaced, but not waited for.
-    let open = survey.next(|client| !is_pending(client) && (client.is_required() || is_stale(client)));
-    let stale = open.iter().filter(|client| is_stale(client));
+    let open = survey.next(|client| !client.is_pending() && (client.is_required() || client.is_stale()));
+    let stale = open.iter().filter(|client| client.is_stale());
     let stale: Vec<(PodRef, String)> =
         stale.filter_map(|client| Some((pod_ref(client.pod?), client.says().what))).collect();
     if !stale.is_empty() {
@@ -169,7 +162,7 @@ fn outcome<'a>(
     if let Some(coming) = open.first() {
         return waits(coming.says().what);
     }
-    if let Some(pending) = survey.clients.iter().find(|client| is_pending(client)) {
+    if let Some(pending) = survey.clients.iter().find(|client| client.is_pending()) {
         return now(Outcome::NeedsPerson(pending.says().what));
     }
     let Some(missing) = offers(view, member, survey, 0) else { return now(Outcome::Fresh) };

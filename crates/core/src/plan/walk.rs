@@ -12,7 +12,7 @@ use super::patch::{base_patch, go, record_patch, rewrite};
 use super::pool::View;
 use super::removal::BudgetBook;
 use super::start::other_driver;
-use super::{PoolStatus, clients, health, leaving, restart, validation};
+use super::{PoolStatus, health, leaving, restart, steady, validation};
 use crate::action::{Action, Changes, NodePatch};
 use crate::contract::State;
 use crate::names::RevisionHash;
@@ -154,7 +154,7 @@ fn compare(view: &View<'_>, member: &Member<'_>, state: State) -> Decision {
             go(view, member, State::UpgradeDone, None)
         }
         Freshness::InSync | Freshness::Orphaned if member.driver_ready => {
-            let left = clients::in_service(view, member).filter(|_| member.announced);
+            let left = steady::in_service(view, member).filter(|_| member.announced);
             left.unwrap_or_else(|| announce_ourselves(view, member))
         }
         Freshness::InSync | Freshness::Orphaned => {

@@ -4,9 +4,12 @@
 //! followed, and for the others a sentence that says what to mend. See [`resolve`].
 
 mod amount;
+mod parse;
 mod resolve;
+mod rules;
 #[cfg(test)]
 mod tests;
+mod values;
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -3,25 +3,18 @@
 //! DriverPolicies rule their drivers. For a driver without one: gpu is ruled by a ClusterPolicy, or, if it hands over to
 //! NVIDIADrivers (or there is none), by each NVIDIADriver on its own nodes; ofed by a NicClusterPolicy. Each source has its own defaults (`docs/policy.md`).
 
-use std::collections::BTreeMap;
-
-use jiff::SignedDuration;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::core::Selector;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{
-    Amount, Checkpoint, Clients, Devices, Drain, ExtraClient, Health, Limits, Pattern, Policy, Pool, Problem,
-    Removal, Source, Wait,
-};
-use crate::api::{
-    ClientsSpec, DevicesSpec, DriverPolicySpec, DriverSpec, EffectiveValue, ExtraClientSpec, HealthSpec,
-    LimitsSpec, Mode, PodDeletionSpec, TimeoutAction, UpgradePolicySpec,
-};
+use super::parse::{matches, problem, select};
+use super::rules::{self, Rules};
+use super::values::{Defaults, Upgrade, Values};
+use super::{Devices, Pattern, Policy, Pool, Problem, Source};
+use crate::api::{DevicesSpec, DriverPolicySpec, DriverSpec, Mode, TimeoutAction, UpgradePolicySpec};
 use crate::contract::{DEFAULT_LABEL_DOMAIN, DRIVER_OWNER_LABEL, Keys, TIMEOUT_ACTION_ANNOTATION};
 use crate::names::DriverName;
-use crate::selector::{self, Labels};
+use crate::selector::Labels;
 use crate::snapshot::{DaemonSet, Sources};
 
 /// The driver that ClusterPolicy and NVIDIADriver speak of.
@@ -29,8 +22,6 @@ const GPU: &str = "gpu";
 const GPU_DAEMON_SETS: &str = "app=nvidia-driver-daemonset";
 const GPU_DAEMON_SETS_BY_COMPONENT: &str = "app.kubernetes.io/component=nvidia-driver";
 const GPU_VALIDATOR: &str = "app=nvidia-operator-validator";
-/// What a training job of ordinary size needs to write its state.
-const CHECKPOINT_SECONDS: i64 = 300;
 const OFED: &str = "ofed";
 /// The Network Operator labels its driver DaemonSets and pods with this key, in whatever namespace it runs.
 const OFED_DAEMON_SETS: &str = "nvidia.com/ofed-driver";
@@ -99,9 +90,9 @@ fn from_driver_policy(
         let upgrade = values.upgrade(&spec.upgrade_policy, Defaults::DRIVER_POLICY)?;
         let nvidia = spec.driver.name == GPU;
         let rules = Rules {
-            limits: limits(&spec.limits)?,
-            health: health(&spec.health)?,
-            clients: clients(&spec.clients, nvidia)?,
+            limits: rules::limits(&spec.limits)?,
+            health: rules::health(&spec.health)?,
+            clients: rules::clients(&spec.clients, nvidia)?,
         };
         Ok(Policy {
             node_selector: spec.node_selector.clone(),
@@ -124,7 +115,7 @@ fn from_cluster_policy(name: &str, object: &ClusterPolicyFacts, namespace: &str)
         let mut values = Values::new(source.to_string(), None);
         let upgrade = values.upgrade(&spec, Defaults::CLUSTER_POLICY)?;
         let basics = gpu_basics(namespace, GPU_DAEMON_SETS)?;
-        Ok(basics.policy(upgrade, Rules::standard(GPU)?, values))
+        Ok(basics.policy(upgrade, Rules::standard(true)?, values))
     })();
     Pool { name: name.into(), source, driver: GPU.into(), policy }
 }
@@ -139,7 +130,7 @@ fn from_nvidia_driver(name: &str, spec: &Value, namespace: &str) -> Pool {
         Ok(Policy {
             node_selector: Labels::from([(DRIVER_OWNER_LABEL.to_owned(), name.to_owned())]),
             rendered_by: Some(name.to_owned()),
-            ..basics.policy(upgrade, Rules::standard(GPU)?, values)
+            ..basics.policy(upgrade, Rules::standard(true)?, values)
         })
     })();
     Pool { name: name.into(), source, driver: GPU.into(), policy }
@@ -162,7 +153,7 @@ fn from_nic_cluster_policy(name: &str, ofed: &Value, daemon_sets: &[&DaemonSet])
             devices: Devices::default(),
             validator: None,
         };
-        Ok(basics.policy(upgrade, Rules::standard(OFED)?, values))
+        Ok(basics.policy(upgrade, Rules::standard(false)?, values))
     })();
     Pool { name: name.into(), source, driver: OFED.into(), policy }
 }
@@ -340,269 +331,4 @@ impl Basics {
             effective: values.effective,
         }
     }
-}
-
-/// The documented options, resolved.
-struct Upgrade {
-    auto: bool,
-    max_parallel: u32,
-    max_unavailable: Amount,
-    wait: Wait,
-    checkpoint: Option<Checkpoint>,
-    removal: Removal,
-    drain: Option<Drain>,
-}
-
-/// What a source means when it says nothing. All else is the same everywhere.
-#[derive(Clone, Copy)]
-struct Defaults {
-    auto_upgrade: bool,
-}
-
-impl Defaults {
-    const DRIVER_POLICY: Self = Self { auto_upgrade: true };
-    const NVIDIA_DRIVER: Self = Self { auto_upgrade: true };
-    /// NVIDIA's CRD says off; the `true` of the documents is the Helm chart's.
-    const CLUSTER_POLICY: Self = Self { auto_upgrade: false };
-}
-
-/// Picks each value from the policy itself, what it inherits, or the default, and remembers which.
-struct Values {
-    own: String,
-    inherited: Option<(String, UpgradePolicySpec)>,
-    effective: BTreeMap<String, EffectiveValue>,
-}
-
-impl Values {
-    fn new(own: String, inherited: Option<(String, UpgradePolicySpec)>) -> Self {
-        Self { own, inherited, effective: BTreeMap::new() }
-    }
-
-    fn pick<T: Clone + ToString>(
-        &mut self,
-        field: &str,
-        spec: &UpgradePolicySpec,
-        get: impl Fn(&UpgradePolicySpec) -> Option<T>,
-        default: T,
-    ) -> T {
-        let inherited = self.inherited.as_ref().and_then(|(from, spec)| get(spec).map(|v| (v, from.clone())));
-        let (value, from) = get(spec)
-            .map(|v| (v, self.own.clone()))
-            .or(inherited)
-            .unwrap_or_else(|| (default, "default".to_owned()));
-        self.effective.insert(field.to_owned(), EffectiveValue { value: value.to_string(), from });
-        value
-    }
-
-    fn upgrade(&mut self, spec: &UpgradePolicySpec, defaults: Defaults) -> Result<Upgrade, Problem> {
-        let mut auto_upgrade = self.pick("autoUpgrade", spec, |s| s.auto_upgrade, defaults.auto_upgrade);
-        if let Some((from, inherited)) = &self.inherited
-            && inherited.auto_upgrade == Some(false)
-        {
-            // Off in any of them pauses: the documented switch works whoever states the rest.
-            let value = EffectiveValue { value: false.to_string(), from: from.clone() };
-            self.effective.insert("autoUpgrade".to_owned(), value);
-            auto_upgrade = false;
-        }
-        let max_parallel = self.pick("maxParallelUpgrades", spec, |s| s.max_parallel_upgrades, 1);
-        let max_unavailable = self.pick(
-            "maxUnavailable",
-            spec,
-            |s| s.max_unavailable.clone().map(AmountText),
-            AmountText(IntOrString::String("25%".to_owned())),
-        );
-        let wait_selector = self.pick(
-            "waitForCompletion.podSelector",
-            spec,
-            |s| s.wait_for_completion.as_ref()?.pod_selector.clone(),
-            String::new(),
-        );
-        let wait_timeout = self.pick(
-            "waitForCompletion.timeoutSeconds",
-            spec,
-            |s| s.wait_for_completion.as_ref()?.timeout_seconds,
-            0,
-        );
-        let wait = Wait {
-            selector: Some(select(&wait_selector, "waitForCompletion.podSelector")?)
-                .filter(|_| !wait_selector.trim().is_empty()),
-            timeout: seconds(wait_timeout, "waitForCompletion.timeoutSeconds")?,
-        };
-        let checkpoint_selector = self.pick(
-            "checkpoint.podSelector",
-            spec,
-            |s| s.checkpoint.as_ref()?.pod_selector.clone(),
-            String::new(),
-        );
-        let checkpoint_timeout = self.pick(
-            "checkpoint.timeoutSeconds",
-            spec,
-            |s| s.checkpoint.as_ref()?.timeout_seconds,
-            CHECKPOINT_SECONDS,
-        );
-        let checkpoint = Checkpoint {
-            selector: select(&checkpoint_selector, "checkpoint.podSelector")?,
-            timeout: seconds(checkpoint_timeout, "checkpoint.timeoutSeconds")?
-                .ok_or_else(|| problem("0 seconds is not more than 0", "checkpoint.timeoutSeconds"))?,
-        };
-        Ok(Upgrade {
-            checkpoint: Some(checkpoint).filter(|_| !checkpoint_selector.trim().is_empty()),
-            auto: auto_upgrade,
-            max_parallel: u32::try_from(max_parallel).map_err(|_| {
-                problem(format!("maxParallelUpgrades {max_parallel} is not 0 or more"), "maxParallelUpgrades")
-            })?,
-            max_unavailable: amount(&max_unavailable.0, "maxUnavailable")?,
-            wait,
-            removal: self
-                .removal("gpuPodDeletion", spec, |s| s.gpu_pod_deletion.clone().or(s.pod_deletion.clone()))?,
-            drain: self.drain(spec)?,
-        })
-    }
-
-    fn drain(&mut self, spec: &UpgradePolicySpec) -> Result<Option<Drain>, Problem> {
-        let enable = self.pick("drain.enable", spec, |s| s.drain.as_ref()?.enable, false);
-        let selector =
-            self.pick("drain.podSelector", spec, |s| s.drain.as_ref()?.pod_selector.clone(), String::new());
-        let as_removal = |s: &UpgradePolicySpec| {
-            let drain = s.drain.clone()?;
-            Some(PodDeletionSpec {
-                force: drain.force,
-                timeout_seconds: drain.timeout_seconds,
-                delete_empty_dir: drain.delete_empty_dir,
-                timeout_action: drain.timeout_action,
-            })
-        };
-        let removal = self.removal("drain", spec, as_removal)?;
-        let selector = select(&selector, "drain.podSelector")?;
-        Ok(enable.then_some(Drain { selector, removal }))
-    }
-
-    fn removal(
-        &mut self,
-        name: &str,
-        spec: &UpgradePolicySpec,
-        get: impl Fn(&UpgradePolicySpec) -> Option<PodDeletionSpec>,
-    ) -> Result<Removal, Problem> {
-        let field = |part: &str| format!("{name}.{part}");
-        let timeout = self.pick(&field("timeoutSeconds"), spec, |s| get(s)?.timeout_seconds, 300);
-        let action = |s: &UpgradePolicySpec| get(s)?.timeout_action.map(ActionText);
-        Ok(Removal {
-            force: self.pick(&field("force"), spec, |s| get(s)?.force, false),
-            delete_empty_dir: self.pick(&field("deleteEmptyDir"), spec, |s| get(s)?.delete_empty_dir, false),
-            timeout: seconds(timeout, &field("timeoutSeconds"))?,
-            timeout_action: self
-                .pick(&field("timeoutAction"), spec, action, ActionText(TimeoutAction::Fail))
-                .0,
-        })
-    }
-}
-
-/// Prints an amount as it was written.
-#[derive(Clone)]
-struct AmountText(IntOrString);
-impl std::fmt::Display for AmountText {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.0 {
-            IntOrString::Int(n) => write!(f, "{n}"),
-            IntOrString::String(s) => f.write_str(s),
-        }
-    }
-}
-
-#[derive(Clone)]
-struct ActionText(TimeoutAction);
-impl std::fmt::Display for ActionText {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self.0 {
-            TimeoutAction::Fail => "Fail",
-            TimeoutAction::Delete => "Delete",
-        })
-    }
-}
-
-/// What only a DriverPolicy can change.
-struct Rules {
-    limits: Limits,
-    health: Health,
-    clients: Clients,
-}
-
-impl Rules {
-    fn standard(driver: &str) -> Result<Self, Problem> {
-        Ok(Self {
-            limits: limits(&LimitsSpec::default())?,
-            health: health(&HealthSpec::default())?,
-            clients: clients(&ClientsSpec::default(), driver == GPU)?,
-        })
-    }
-}
-
-fn limits(spec: &LimitsSpec) -> Result<Limits, Problem> {
-    Ok(Limits {
-        driver_ready: duration(&spec.driver_ready, "spec.limits.driverReady")?,
-        validation: duration(&spec.validation, "spec.limits.validation")?,
-        failure_threshold: amount(&spec.failure_threshold, "spec.limits.failureThreshold")?,
-        on_blocked: spec.on_blocked,
-        blocked_after: duration(&spec.blocked_after, "spec.limits.blockedAfter")?,
-    })
-}
-
-fn health(spec: &HealthSpec) -> Result<Health, Problem> {
-    Ok(Health {
-        nvsentinel: spec.nvsentinel,
-        conditions: spec.conditions.clone(),
-        watch_after: duration(&spec.watch_after, "spec.health.watchAfter")?,
-    })
-}
-
-fn clients(spec: &ClientsSpec, nvidia: bool) -> Result<Clients, Problem> {
-    let timeout = duration(&spec.timeout, "spec.clients.timeout")?;
-    let extra = |(index, spec): (usize, &ExtraClientSpec)| {
-        let field = |name: &str| format!("spec.clients.extra[{index}].{name}");
-        if spec.selector.trim().is_empty() {
-            return Err(problem("an empty selector would select every pod", field("selector")));
-        }
-        let own = spec.timeout.as_ref().map(|text| duration(text, &field("timeout"))).transpose()?;
-        Ok(ExtraClient {
-            selector: select(&spec.selector, &field("selector"))?,
-            namespaces: spec.namespaces.clone(),
-            order: spec.order,
-            gated: spec.waits_for_driver,
-            required: spec.required,
-            timeout: own.unwrap_or(timeout),
-        })
-    };
-    let extra = spec.extra.iter().enumerate().map(extra).collect::<Result<_, _>>()?;
-    Ok(Clients { refresh: spec.refresh, timeout, nvidia, extra })
-}
-
-fn duration(text: &str, field: &str) -> Result<SignedDuration, Problem> {
-    let parsed: Result<SignedDuration, _> = text.parse();
-    parsed.map_err(|_| problem(format!("\"{text}\" is not a duration such as 30m or 2h"), field))
-}
-
-fn amount(value: &IntOrString, field: &str) -> Result<Amount, Problem> {
-    let name = field.rsplit('.').next().unwrap_or(field);
-    Amount::try_from(value).map_err(|bad| problem(format!("{name} {bad}"), field))
-}
-
-/// 0 is no limit.
-fn seconds(value: i64, field: &str) -> Result<Option<SignedDuration>, Problem> {
-    match value {
-        0 => Ok(None),
-        1.. => Ok(Some(SignedDuration::from_secs(value))),
-        _ => Err(problem(format!("{value} seconds is not 0 or more"), field)),
-    }
-}
-
-fn select(text: &str, field: &str) -> Result<Selector, Problem> {
-    selector::parse(text).map_err(|bad| problem(bad.to_string(), field))
-}
-
-fn matches(selector: &Selector, labels: &Labels) -> bool {
-    kube::core::SelectorExt::matches(selector, labels)
-}
-
-fn problem(what: impl Into<String>, field: impl Into<String>) -> Problem {
-    Problem { what: what.into(), field: field.into() }
 }

@@ -143,6 +143,23 @@ fn a_breaker_that_trips_soon_after_a_visit_is_told_in_the_rollout() {
 }
 
 #[test]
+fn a_node_that_goes_back_to_validation_is_kept_from_nvsentinel_again() {
+    let spec = json!({"driver": {"name": "gpu"}, "health": {"nvsentinel": "Everything"}});
+    let mut fleet =
+        Fleet::without_policy().driver_policy("gpu", spec).with(node("n").at(State::UncordonRequired));
+    fleet.snapshot.nvsentinel = Some(NvSentinel { tripped: false });
+    fleet.driver_mut("n").ready = false;
+    fleet.step();
+    assert_eq!(fleet.verdict("n").state, State::ValidationRequired);
+    assert_eq!(label(&fleet, nvsentinel::MANAGED_LABEL), Some("false"));
+    let driver = fleet.driver_mut("n");
+    (driver.ready, driver.started) = (true, Some(after(-7200)));
+    fleet.play();
+    assert_eq!(label(&fleet, nvsentinel::MANAGED_LABEL), None);
+    assert_eq!(fleet.verdict("n").state, State::UpgradeDone);
+}
+
+#[test]
 fn long_after_a_visit_nobody_is_blamed() {
     let mut fleet = watched(node("n").outdated());
     fleet.play();

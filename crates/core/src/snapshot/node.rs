@@ -1,0 +1,117 @@
+//! A node, as far as it matters.
+
+use jiff::Timestamp;
+
+use crate::contract::{HEALTH_HOLD_ANNOTATION, LAST_VISIT_ANNOTATION, VISIT_ANNOTATION, is_relevant};
+use crate::health::HealthHold;
+use crate::names::{ResourceVersion, Uid};
+use crate::selector::Labels;
+use crate::visit::{LastVisit, Unreadable, Visit};
+
+/// A node, as far as it matters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Its UID: another node may come back under the same name.
+    pub uid: Uid,
+    /// The version that these facts are from.
+    pub version: ResourceVersion,
+    labels: Labels,
+    /// Those of the labels that the contract names: a node carries dozens, and every pass looks for these few.
+    marks: Labels,
+    /// The annotations of the contract; all others are dropped on arrival.
+    pub annotations: Labels,
+    /// `spec.unschedulable`.
+    pub unschedulable: bool,
+    /// The Ready condition is True.
+    pub ready: bool,
+    /// Conditions that others than the kubelet set.
+    pub conditions: Vec<Condition>,
+    /// Extended resources that it offers, with the amount.
+    pub allocatable: Vec<(Box<str>, u32)>,
+    /// Differs after each boot.
+    pub boot_id: Box<str>,
+    /// It has the taint of somebody who repairs it.
+    pub remediated: bool,
+    /// The visit record, taken apart once on arrival …
+    pub visit: Option<Result<Visit, Unreadable>>,
+    /// … what is left of the last one, …
+    pub last_visit: Option<LastVisit>,
+    /// … and who keeps health systems off it.
+    pub health_hold: Option<HealthHold>,
+}
+
+impl Node {
+    /// A node that is ready and takes work.
+    pub fn new(uid: Uid, version: ResourceVersion, labels: Labels, mut annotations: Labels) -> Self {
+        annotations.retain(|key, _| is_relevant(key));
+        let marks = labels.iter().filter(|(key, _)| is_relevant(key));
+        let mut node = Self {
+            uid,
+            version,
+            marks: marks.map(|(key, value)| (key.clone(), value.clone())).collect(),
+            labels,
+            visit: None,
+            last_visit: None,
+            health_hold: None,
+            annotations,
+            unschedulable: false,
+            ready: true,
+            conditions: Vec::new(),
+            allocatable: Vec::new(),
+            boot_id: "".into(),
+            remediated: false,
+        };
+        node.read_annotations();
+        node
+    }
+
+    /// All labels: policies may select by any.
+    pub fn labels(&self) -> &Labels {
+        &self.labels
+    }
+
+    /// A label of the contract.
+    pub fn mark(&self, key: &str) -> Option<&str> {
+        self.marks.get(key).map(String::as_str)
+    }
+
+    /// Sets or removes a label.
+    pub fn set_label(&mut self, key: &str, value: Option<&str>) {
+        let concerned = [Some(&mut self.labels), is_relevant(key).then_some(&mut self.marks)];
+        for labels in concerned.into_iter().flatten() {
+            match value {
+                Some(value) => drop(labels.insert(key.to_owned(), value.to_owned())),
+                None => drop(labels.remove(key)),
+            }
+        }
+    }
+
+    /// Takes our own annotations apart: every pass looks at them, and they change only with the node.
+    pub fn read_annotations(&mut self) {
+        let text = |key: &str| self.annotations.get(key).map(String::as_str);
+        self.visit = text(VISIT_ANNOTATION).map(Visit::parse);
+        // One that nobody can read says nothing; it is written anew by the next visit.
+        self.last_visit = text(LAST_VISIT_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
+        self.health_hold = text(HEALTH_HOLD_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
+    }
+    /// How many devices it offers, as far as `counts` says that they are some.
+    pub fn devices(&self, counts: impl Fn(&str) -> bool) -> u32 {
+        let amounts = self.allocatable.iter().filter(|(name, _)| counts(name)).map(|(_, amount)| *amount);
+        amounts.fold(0, u32::saturating_add)
+    }
+    /// Takes no new work, for whatever cause.
+    pub fn is_out(&self) -> bool {
+        self.unschedulable || !self.ready
+    }
+}
+
+/// A node condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// Its type.
+    pub kind: Box<str>,
+    /// Its status is True; for the conditions of health systems that is bad.
+    pub holds: bool,
+    /// When it was last looked at.
+    pub heartbeat: Option<Timestamp>,
+}
