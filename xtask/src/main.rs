@@ -9,6 +9,7 @@
 //!  up.rs        cargo xtask up | down   a control plane with a simulated GPU fleet in the background
 //!  test.rs      cargo xtask test        every check, step by step
 //!  bench.rs     cargo xtask bench       the controller's time and cost on a real control plane
+//!  mutate.rs    cargo xtask mutate      breaks the program on purpose: does the simulation find it?
 //!  fleet.rs     the simulated fleet that `up` puts into the control plane
 //!  deny.rs      cargo xtask deny        one of those steps: licences, bans, sources, advisories
 //!  alerts.rs    cargo xtask alerts      another: the alert rules, with promtool
@@ -28,6 +29,7 @@ mod go;
 mod helm;
 mod image;
 mod kube;
+mod mutate;
 mod test;
 mod up;
 
@@ -63,6 +65,8 @@ enum Task {
     Alerts,
     /// Run every check: format, lints, licences, tests, demo
     Test,
+    /// Break the program on purpose, in many small ways, and see whether the simulation finds each
+    Mutate(mutate::Options),
     /// Measure the controller on a real control plane and hold it against its bars
     Bench(bench::Options),
     /// The background process of `up`
@@ -82,6 +86,7 @@ async fn main() -> ExitCode {
         Task::Deny => deny::report(),
         Task::Alerts => alerts::report(),
         Task::Test => test::run_all(),
+        Task::Mutate(options) => mutate::mutate(&options),
         Task::Bench(options) => bench::run(options).await,
         Task::KeepUp(options) => up::keep(options).await,
     };

@@ -98,11 +98,11 @@ impl Session {
 
     /// What is in the cluster now.
     pub(crate) async fn look(&self) -> anyhow::Result<Look> {
-        Ok(look(&self.client, &self.namespace, self.clock).await?)
+        Ok(look(&self.client, &self.namespace, self.clock.clone()).await?)
     }
 
     /// The same, kept current.
     pub(crate) async fn watch(&self) -> anyhow::Result<Watch> {
-        Ok(Watch::start(&self.client, &self.namespace, self.clock).await?)
+        Ok(Watch::start(&self.client, &self.namespace, self.clock.clone()).await?)
     }
 }

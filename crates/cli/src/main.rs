@@ -9,6 +9,7 @@ mod demo;
 mod explain;
 mod reading;
 mod refresh_clients;
+mod simulate;
 mod status;
 mod steer;
 mod stopwatch;
@@ -62,6 +63,8 @@ enum Command {
     HealthHold(steer::HealthHoldArgs),
     /// Replace driver clients that hold on to a driver that is gone, in clusters without the controller
     RefreshClients(refresh_clients::Args),
+    /// Play random upgrades under random faults and check every promise: no cluster, no configuration
+    Simulate(simulate::Args),
     /// Print pitcrew's custom resource definitions, for kubectl apply -f -
     Crd(crd::Args),
 }
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         Command::Abort(args) => steer::abort(&args),
         Command::HealthHold(args) => steer::health_hold(&args),
         Command::RefreshClients(args) => refresh_clients::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
         Command::Crd(args) => crd::run(&args),
     };
     result.unwrap_or_else(|error| words::failure(&error))

@@ -109,7 +109,7 @@ async fn refresh(
     live: bool,
     out: &mut impl Write,
 ) -> anyhow::Result<ExitCode> {
-    let mut watch = Watch::clients(&session.client, &session.namespace, session.clock).await?;
+    let mut watch = Watch::clients(&session.client, &session.namespace, session.clock.clone()).await?;
     let deadline = session.clock.now().saturating_add(args.deadline)?;
     let quiet = args.output.is_some();
     let mut progress = Progress::new(session.zone.clone(), live && !quiet, quiet);

@@ -37,7 +37,7 @@ pub(crate) fn play(fleet: &Fleet, behaviour: Behaviour, story: impl AsyncFnOnce(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.unwrap().block_on(async {
         let cluster = Cluster::embedded(fleet, SEED, behaviour).await.unwrap();
-        let (client, clock) = (cluster.admin.clone(), cluster.clock);
+        let (client, clock) = (cluster.admin.clone(), cluster.clock.clone());
         let session = Session { client, namespace: NAMESPACE.to_owned(), clock, zone: TimeZone::UTC };
         let mut stage = Stage { cluster, session, controller: None };
         stage.start_controller();

@@ -1,10 +1,13 @@
 //! The only reader of time. Real, or virtual: then it runs on tokio's clock, which tests and the demo pause.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
 /// Where "now" comes from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Clock {
     /// The machine's clock.
     System,
@@ -14,13 +17,22 @@ pub enum Clock {
         epoch: Timestamp,
         /// When that was.
         start: Instant,
+        /// By how many milliseconds it is wrong, as machines' clocks sometimes are. Its clones are wrong with it.
+        wrong_by: Arc<AtomicI64>,
     },
 }
 
 impl Clock {
     /// A clock that shows `epoch` now and goes on with tokio's clock.
     pub fn starting_at(epoch: Timestamp) -> Self {
-        Self::Tokio { epoch, start: Instant::now() }
+        Self::Tokio { epoch, start: Instant::now(), wrong_by: Arc::default() }
+    }
+
+    /// Makes a virtual clock show a time that is wrong by so much. Timers are not affected, as on a real machine.
+    pub fn set_wrong_by(&self, by: SignedDuration) {
+        if let Clock::Tokio { wrong_by, .. } = self {
+            wrong_by.store(i64::try_from(by.as_millis()).unwrap_or_default(), Ordering::Relaxed);
+        }
     }
 
     /// The time.
@@ -28,9 +40,10 @@ impl Clock {
     pub fn now(&self) -> Timestamp {
         match self {
             Clock::System => Timestamp::now(),
-            Clock::Tokio { epoch, start } => {
+            Clock::Tokio { epoch, start, wrong_by } => {
                 let elapsed = SignedDuration::try_from(start.elapsed()).unwrap_or(SignedDuration::ZERO);
-                epoch.saturating_add(elapsed).unwrap_or(Timestamp::MAX)
+                let shown = elapsed + SignedDuration::from_millis(wrong_by.load(Ordering::Relaxed));
+                epoch.saturating_add(shown).unwrap_or(Timestamp::MAX)
             }
         }
     }

@@ -275,7 +275,8 @@ impl Watch {
     }
 
     async fn of(client: &Client, namespace: &str, clock: Clock, scope: Scope) -> Result<Self, Unfit> {
-        let Reader { store, leader, .. } = Reader::read(client, namespace, clock, scope.clone()).await?;
+        let Reader { store, leader, .. } =
+            Reader::read(client, namespace, clock.clone(), scope.clone()).await?;
         // What nobody serves cannot be watched. Leases are served everywhere.
         let anywhere = |kind: &Kind| matches!(kind, Kind::Lease | Kind::Leader);
         let served = scope.kinds().filter(|kind| store.knows(*kind) || anywhere(kind));

@@ -163,6 +163,11 @@ impl Metrics {
         self.evictions.get_or_create(&ByResult { result }).inc();
     }
 
+    /// How many actions were dropped because they would have broken a promise.
+    pub fn violations(&self) -> u64 {
+        self.violations.get()
+    }
+
     pub(crate) fn violation(&self) {
         self.violations.inc();
     }

@@ -111,7 +111,7 @@ impl Controller {
         let (events, writer) = Events::start(self.client.clone(), self.metrics.clone());
         // A set, because whoever drops this future wants all of it to end at once.
         let mut helpers = JoinSet::new();
-        helpers.spawn(Elector::new(leases, LEASE_NAME, identity, *clock).run(leading));
+        helpers.spawn(Elector::new(leases, LEASE_NAME, identity, clock.clone()).run(leading));
         helpers.spawn(writer);
         let result = Loop::new(self, events, leads).run(stop).await;
         // Both end by themselves once the loop has dropped its ends of their channels.

@@ -20,7 +20,7 @@ use crate::api::ApiServer;
 use crate::fleet::{self, Fleet};
 
 /// The moment at which virtual time begins: any fixed one will do.
-const EPOCH: Timestamp = Timestamp::constant(1_767_225_600, 0);
+pub(crate) const EPOCH: Timestamp = Timestamp::constant(1_767_225_600, 0);
 
 /// A fleet that is not up by then will not come up. On virtual time this costs nothing.
 const READY_WITHIN: Duration = Duration::from_mins(10);
@@ -59,7 +59,16 @@ pub enum SetUpError {
 impl Cluster {
     /// An embedded cluster in which everything runs already. The clock is tokio's: paused, it is virtual.
     pub async fn embedded(fleet: &Fleet, seed: u64, behaviour: Behaviour) -> Result<Self, SetUpError> {
-        let api = ApiServer::new(EPOCH);
+        Self::on(ApiServer::new(EPOCH), fleet, seed, behaviour).await
+    }
+
+    /// The same on an API that somebody listens to; it has just begun.
+    pub(crate) async fn on(
+        api: ApiServer,
+        fleet: &Fleet,
+        seed: u64,
+        behaviour: Behaviour,
+    ) -> Result<Self, SetUpError> {
         let clock = Clock::starting_at(EPOCH);
         let mut actors = Actors::embedded(|user| api.client_as(user), EPOCH, seed, behaviour);
         if fleet.nvsentinel {
@@ -97,7 +106,7 @@ impl Cluster {
 
     /// A controller for this cluster, not started yet.
     pub fn new_controller(&self, identity: &str) -> Controller {
-        controller(self.controller.clone(), self.clock, identity, None)
+        controller(self.controller.clone(), self.clock.clone(), identity, None)
     }
 
     /// Changes the driver version as a user would.

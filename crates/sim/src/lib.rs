@@ -6,6 +6,7 @@
 //!  fleet.rs  what is in the cluster to begin with: GPU nodes, the operator's policy, workloads
 //!  cluster.rs    all of it together, embedded or on a real control plane
 //!  scenario.rs   how a story is told; scenarios.rs the stories
+//!  simulate/ random fleets under random faults, promises checked at every change
 //!  plane/    a real etcd, kube-apiserver, controller-manager and scheduler as child processes on loopback
 //! ```
 //!
@@ -19,3 +20,4 @@ pub mod fleet;
 pub mod plane;
 pub mod scenario;
 pub mod scenarios;
+pub mod simulate;

@@ -27,7 +27,7 @@ use crate::cluster::Cluster;
 use crate::fleet::Fleet;
 
 pub use scene::{Scene, Trace};
-pub use stage::Stage;
+pub use stage::{Disturbance, Stage};
 
 /// A lease runs out, another controller takes over, and says what is left to say.
 const AFTERMATH: Duration = Duration::from_mins(2);

@@ -267,7 +267,7 @@ async fn a_leader_that_cannot_renew_stands_down_before_anybody_else_may_lead() {
     let elect = |id: &str| {
         let (leading, leads) = watch::channel(false);
         let leases = Api::<Lease>::namespaced(api.client_as(id), "default");
-        tokio::spawn(Elector::new(leases, "test", id, clock).run(leading));
+        tokio::spawn(Elector::new(leases, "test", id, clock.clone()).run(leading));
         leads
     };
     let (mut a, mut b) = (elect("a"), elect("b"));

@@ -1,13 +1,14 @@
-//! The controller is killed at every one of its writes, in every scenario: once before the write is made, once after.
-//! Whoever starts next must bring the story to the same end.
+//! Every scenario with the controller disturbed at one point, and then at the next: killed at each of its writes, once
+//! before the write is made and once after; blind for ten seconds from each change of what it watches; the same, and what
+//! changed meanwhile is only found in a new list. It must come to the same end as undisturbed.
 //!
-//! In an ordinary test run only some points of the long stories are tried. `PITCREW_SWEEP=all` tries all of them.
+//! In an ordinary test run only some points of each story are tried. `PITCREW_SWEEP=all` tries all of them.
 
 use std::sync::atomic::Ordering;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use pitcrew_sim::cluster::Cluster;
-use pitcrew_sim::scenario::{Broken, End, Stage, play_to_the_end};
+use pitcrew_sim::scenario::{Broken, Disturbance, End, Stage, play_to_the_end};
 use pitcrew_sim::scenarios;
 
 const SEED: u64 = 7;
@@ -17,23 +18,36 @@ const POINTS: u64 = 6;
 fn main() {
     let arguments = Arguments::from_args();
     let all = std::env::var("PITCREW_SWEEP").is_ok_and(|value| value == "all");
-    let trials = scenarios::all().into_iter().enumerate().map(|(index, scenario)| {
-        Trial::test(format!("killed at any write: {}", scenario.name), move || sweep(index, all))
-    });
-    libtest_mimic::run(&arguments, trials.collect()).exit();
+    let mut trials = Vec::new();
+    for (index, scenario) in scenarios::all().into_iter().enumerate() {
+        for (what, disturbances) in [
+            (
+                "killed at any write",
+                &[Disturbance::Killed { made: false }, Disturbance::Killed { made: true }][..],
+            ),
+            ("any change is seen late", &[Disturbance::SeesLate]),
+            ("any change is missed", &[Disturbance::Misses]),
+        ] {
+            let sweep = move || sweep(index, disturbances, all);
+            trials.push(Trial::test(format!("{what}: {}", scenario.name), sweep));
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit();
 }
 
-fn sweep(index: usize, all: bool) -> Result<(), Failed> {
-    let (reference, writes) = run(index, u64::MAX, false).map_err(|broken| broken.to_string())?;
-    let stride = if all { 1 } else { (writes / POINTS).max(1) };
+fn sweep(index: usize, disturbances: &[Disturbance], all: bool) -> Result<(), Failed> {
     let mut differences = Vec::new();
     let mut runs = 0;
-    for point in (1..=writes).step_by(usize::try_from(stride)?) {
-        for made in [false, true] {
+    let mut reference = None;
+    for disturbance in disturbances {
+        let (end, points) = run(index, *disturbance, u64::MAX)?;
+        let expected = reference.get_or_insert(end);
+        let stride = if all { 1 } else { (points / POINTS).max(1) };
+        for point in (1..=points).step_by(usize::try_from(stride)?) {
             runs += 1;
-            let place = format!("write {point} of {writes}, {}", if made { "made" } else { "not made" });
-            match run(index, point, made) {
-                Ok((end, _)) if end == reference => {}
+            let place = format!("{disturbance:?} at {point} of {points}");
+            match run(index, *disturbance, point) {
+                Ok((end, _)) if end == *expected => {}
                 Ok((end, _)) => differences.push(format!("{place}: ended as {end:#?}")),
                 Err(broken) => differences.push(format!("{place}: {broken}")),
             }
@@ -51,8 +65,8 @@ fn sweep(index: usize, all: bool) -> Result<(), Failed> {
     }
 }
 
-/// Plays one scenario and kills the controller at one of its writes.
-fn run(index: usize, point: u64, made: bool) -> Result<(End, u64), Broken> {
+/// Plays one scenario and disturbs the controller at one point.
+fn run(index: usize, disturbance: Disturbance, point: u64) -> Result<(End, u64), Broken> {
     let broken = |error: String| Broken(error);
     let scenario =
         scenarios::all().into_iter().nth(index).ok_or_else(|| broken("no such scenario".to_owned()))?;
@@ -60,9 +74,9 @@ fn run(index: usize, point: u64, made: bool) -> Result<(End, u64), Broken> {
     runtime.map_err(|error| broken(error.to_string()))?.block_on(async {
         let cluster = Cluster::embedded(&scenario.fleet, SEED, scenario.behaviour.clone()).await;
         let cluster = cluster.map_err(|error| broken(error.to_string()))?;
-        let mut writes = None;
-        let crash = |stage: &Stage| writes = Some(stage.crash_at(point, made));
-        let end = play_to_the_end(&scenario, cluster, crash).await?;
-        Ok((end, writes.map_or(0, |writes| writes.load(Ordering::Relaxed))))
+        let mut points = None;
+        let disturb = |stage: &Stage| points = Some(stage.disturb(disturbance, point));
+        let end = play_to_the_end(&scenario, cluster, disturb).await?;
+        Ok((end, points.map_or(0, |points| points.load(Ordering::Relaxed))))
     })
 }

@@ -193,7 +193,8 @@ impl Stage {
         tally.send_replace(Tally::default());
         let _ = self.updates.send(Update::Begins);
         cluster.set_driver_version(TO).await.context("cannot change the driver version")?;
-        let pace = self.story.speed.map(|speed| tokio::spawn(pace(speed, cluster.clock, self.now.clone())));
+        let pace =
+            self.story.speed.map(|speed| tokio::spawn(pace(speed, cluster.clock.clone(), self.now.clone())));
         let patience = PATIENCE + Duration::from_secs_f64(10.0 * self.story.expected_seconds());
         let over = tokio::select! {
             over = timeout(patience, progress.wait_for(|tally| tally.is_over())) => over.is_ok(),

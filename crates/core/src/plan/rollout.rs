@@ -148,7 +148,9 @@ fn progress(snapshot: &Snapshot, name: &str, rollout: &Rollout, done: &PoolPlan,
     if settled || said == Some(&status) {
         return;
     }
-    let due = rollout.said_at.and_then(|at| at.checked_add(PACE).ok());
+    // What was said in the future was said by a clock that was wrong.
+    let said_at = rollout.said_at.filter(|at| *at <= snapshot.now);
+    let due = said_at.and_then(|at| at.checked_add(PACE).ok());
     match due {
         // The end is told at once, the way there at its pace.
         Some(due) if due > snapshot.now && said.map(|s| s.phase) == Some(status.phase) => plan.wake(due),

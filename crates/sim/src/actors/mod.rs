@@ -71,6 +71,7 @@ pub use operator::{
     VALIDATOR_APP,
 };
 pub(crate) use operator::{cluster_policy_kind, nvidia_driver_kind};
+pub(crate) use sentinel::{quarantined_by_us, released};
 
 use clock::Clock;
 use drive::drive;

@@ -201,7 +201,7 @@ fn opted_out(node: &Node) -> bool {
     is_out(node, nvsentinel::OPT_OUT_LABEL) || is_out(node, nvsentinel::MANAGED_LABEL)
 }
 
-fn quarantined_by_us(node: &Node) -> Value {
+pub(crate) fn quarantined_by_us(node: &Node) -> Value {
     let before = node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
     let event = json!([{"checkName": nvsentinel::DCGM_CONDITION}]).to_string();
     let cordon = if before { nvsentinel::CORDON_BEFORE_ANNOTATION } else { nvsentinel::CORDONED_ANNOTATION };
@@ -214,7 +214,7 @@ fn quarantined_by_us(node: &Node) -> Value {
     })
 }
 
-fn released(node: &Node) -> Value {
+pub(crate) fn released(node: &Node) -> Value {
     let ours = node.annotations().contains_key(nvsentinel::CORDONED_ANNOTATION);
     let annotations = json!({
         nvsentinel::QUARANTINE_ANNOTATIONS: null,

@@ -15,6 +15,8 @@
 //! cluster can tell; the same scenarios run against a real one to keep it honest. Requests are served in the
 //! order they arrive, time is tokio's and chance is seeded, so a run can be repeated exactly.
 //!
+//! What goes wrong on the way is injected: per request by hooks ([`Fault`]), per watch by [`lines`](ApiServer::lines).
+//!
 //! Left out on purpose: authentication and RBAC, admission webhooks, CEL rules, `metadata.managedFields` in
 //! replies, and owner garbage collection (an actor does that).
 
@@ -28,6 +30,7 @@ mod dependents;
 mod discovery;
 mod evict;
 mod kinds;
+mod line;
 mod lists;
 mod patch;
 mod pattern;
@@ -44,7 +47,9 @@ mod validate;
 mod watch;
 mod write;
 
+pub use line::Lines;
 pub use request::RequestInfo;
+pub use store::Written;
 
 use bytes::Bytes;
 use clock::Clock;
@@ -81,8 +86,12 @@ pub struct ApiServer {
 pub enum Fault {
     /// Not served; answered with this status code.
     Status(StatusCode),
+    /// Not served; forbidden, in these words.
+    Denied(&'static str),
     /// Served, but the answer is lost and the client sees a broken connection.
     LostReply,
+    /// Served at once, but the answer takes this long.
+    LateReply(Duration),
     /// Served after this time.
     Delay(Duration),
 }
@@ -135,6 +144,12 @@ impl ApiServer {
         self.clock.now()
     }
 
+    /// The same for somebody who must not hold on to the server.
+    pub(crate) fn wall_clock(&self) -> impl Fn() -> jiff::Timestamp + Send + use<> {
+        let clock = self.clock;
+        move || clock.now()
+    }
+
     /// Requests so far, refused ones included.
     pub fn counts(&self) -> Counts {
         lock(&self.counts).clone()
@@ -159,6 +174,16 @@ impl ApiServer {
         lock(&self.hooks).insert(name, Box::new(hook));
     }
 
+    /// Tells `listener` of every change as it is stored, in order. It must not call this server.
+    pub fn on_written(&self, listener: impl FnMut(&Written<'_>) + Send + 'static) {
+        lock(&self.store).listener = Some(store::Listener::new(listener));
+    }
+
+    /// The lines over which watches are told of changes.
+    pub fn lines(&self) -> Lines {
+        Lines(self.store.clone())
+    }
+
     fn fault(&self, info: &RequestInfo) -> Option<Fault> {
         lock(&self.hooks).values_mut().find_map(|hook| hook(info))
     }
@@ -176,10 +201,16 @@ impl ApiServer {
         self.count(&info);
         match self.fault(&info) {
             None => Ok(self.serve(info, options, &parts, body)),
-            Some(Fault::Status(code)) => Ok(Failure::new(code, "InjectedFault", "injected fault").into()),
+            Some(Fault::Status(code)) => Ok(Failure::injected(code).into()),
+            Some(Fault::Denied(words)) => Ok(Failure::new(StatusCode::FORBIDDEN, "Forbidden", words).into()),
             Some(Fault::LostReply) => {
                 drop(self.serve(info, options, &parts, body));
                 Err("injected fault: connection closed before the reply arrived".into())
+            }
+            Some(Fault::LateReply(time)) => {
+                let reply = self.serve(info, options, &parts, body);
+                tokio::time::sleep(time).await;
+                Ok(reply)
             }
             Some(Fault::Delay(time)) => {
                 tokio::time::sleep(time).await;

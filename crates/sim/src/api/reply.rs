@@ -56,6 +56,23 @@ impl Failure {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message)
     }
 
+    /// A refusal that only a fault explains, in the words that a real server would choose.
+    pub(super) fn injected(code: StatusCode) -> Self {
+        let (reason, message) = match code {
+            StatusCode::CONFLICT => (
+                "Conflict",
+                "the object has been modified; please apply your changes to the latest version and try again",
+            ),
+            StatusCode::TOO_MANY_REQUESTS => ("TooManyRequests", "too many requests, please try again later"),
+            _ => ("InternalError", "injected fault"),
+        };
+        let failure = Self::new(code, reason, message);
+        match code {
+            StatusCode::TOO_MANY_REQUESTS => failure.with_details(json!({"retryAfterSeconds": 1})),
+            _ => failure,
+        }
+    }
+
     /// The watch or page asks for history that is no longer kept.
     pub(super) fn expired(asked: u64, oldest: u64) -> Self {
         let message = format!("too old resource version: {asked} ({oldest})");

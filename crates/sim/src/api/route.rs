@@ -25,6 +25,9 @@ pub(super) fn serve(
         let found = discovery::answer(&store, parts.uri.path())?;
         return Ok(reply::value(StatusCode::OK, &found));
     }
+    if store.listener.is_some() {
+        store.serving = Some((info.clone(), body.clone()));
+    }
     let call = Call::new(&store, info, options, parts, body)?;
     if call.info.verb == "watch" {
         return watch::watch(shared, &mut store, &call);

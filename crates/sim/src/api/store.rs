@@ -12,7 +12,9 @@
 use super::apply::Ownership;
 use super::clock::Clock;
 use super::kinds::{self, Kind};
+use super::line::Line;
 use super::reply::Failure;
+use super::request::RequestInfo;
 use super::selector::Selector;
 use bytes::Bytes;
 use serde_json::Value;
@@ -70,6 +72,42 @@ impl Object {
 
     pub(super) fn is_deleting(&self) -> bool {
         !self.meta("deletionTimestamp").is_empty()
+    }
+}
+
+/// A change as it is stored, and whose.
+#[derive(Clone, Copy, Debug)]
+pub struct Written<'a> {
+    /// The request that made it.
+    pub request: &'a RequestInfo,
+    /// Its body.
+    pub body: &'a Bytes,
+    /// The resource of the changed object: `pods`, `daemonsets.apps`.
+    pub resource: &'a str,
+    /// The object's namespace, empty for cluster-scoped ones.
+    pub namespace: &'a str,
+    /// The object's name.
+    pub name: &'a str,
+    /// The version that it has since.
+    pub version: u64,
+    /// What it is; `None`: gone.
+    pub after: Option<&'a Value>,
+    /// The same, as it goes over the wire.
+    pub json: Option<&'a Bytes>,
+}
+
+/// Hears of every change.
+pub(super) struct Listener(Box<dyn FnMut(&Written<'_>) + Send>);
+
+impl Listener {
+    pub(super) fn new(listener: impl FnMut(&Written<'_>) + Send + 'static) -> Self {
+        Self(Box::new(listener))
+    }
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Listener")
     }
 }
 
@@ -209,6 +247,10 @@ impl Table {
     fn compact(&mut self, version: u64) {
         self.compacted = version;
         self.log.clear();
+        self.wake_all();
+    }
+
+    pub(super) fn wake_all(&self) {
         for wake in self.watchers.iter().filter_map(|watcher| watcher.wake.upgrade()) {
             wake.notify_one();
         }
@@ -224,6 +266,11 @@ pub(super) struct Store {
     pub(super) chance: fastrand::Rng,
     /// While set, `put` and `remove` answer as ever and store nothing.
     pub(super) dry_run: bool,
+    /// Who hears of every change, and the request that is being served for it.
+    pub(super) listener: Option<Listener>,
+    pub(super) serving: Option<(RequestInfo, Bytes)>,
+    /// What is wrong with the watches of some users.
+    pub(super) lines: BTreeMap<String, Line>,
 }
 
 impl Store {
@@ -231,7 +278,8 @@ impl Store {
         let tables = kinds::built_in().map(|kind| (kind.resource(), Table::new(kind, 0))).collect();
         let chance = fastrand::Rng::with_seed(SEED);
         // Version 0 means "any" in requests, so history starts at 1.
-        Self { clock, version: 1, tables, chance, dry_run: false }
+        let (listener, serving, lines) = (None, None, BTreeMap::new());
+        Self { clock, version: 1, tables, chance, dry_run: false, listener, serving, lines }
     }
 
     pub(super) fn table(&self, resource: &str) -> Result<&Table, Failure> {
@@ -259,6 +307,7 @@ impl Store {
         let after = Some(object.clone());
         table.record(Change { version, name, before, after, farewell: OnceLock::new() });
         self.version = version;
+        self.tell(resource);
         Ok(object)
     }
 
@@ -274,7 +323,24 @@ impl Store {
         let (before, farewell) = (Some(before), OnceLock::new());
         table.record(Change { version, name: name.clone(), before, after: None, farewell });
         self.version = version;
+        self.tell(resource);
         Ok(())
+    }
+
+    /// Tells the listener of the newest change of a resource.
+    fn tell(&mut self, resource: &str) {
+        let (Some(listener), Some((request, body))) = (&mut self.listener, &self.serving) else { return };
+        let Some(change) = self.tables.get(resource).and_then(|table| table.log.back()) else { return };
+        (listener.0)(&Written {
+            request,
+            body,
+            resource,
+            namespace: &change.name.namespace,
+            name: &change.name.name,
+            version: change.version,
+            after: change.after.as_ref().map(|object| object.value()),
+            json: change.after.as_ref().map(|object| object.json()),
+        });
     }
 
     /// Adds a resource, or gives a known one its new schema.

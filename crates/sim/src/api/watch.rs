@@ -28,6 +28,9 @@ const TIMEOUT_SECONDS: u64 = 1800;
 #[derive(Debug)]
 struct Watch {
     store: Shared,
+    user: String,
+    /// How often this user's lines had been cut when it began.
+    cuts: u64,
     resource: String,
     kind: (String, String),
     namespace: String,
@@ -55,6 +58,8 @@ pub(super) fn watch(shared: &Shared, store: &mut Store, call: &Call) -> Result<R
     let now = Instant::now();
     let mut watch = Watch {
         store: shared.clone(),
+        user: call.info.user.clone(),
+        cuts: store.lines.get(&call.info.user).map_or(0, |line| line.cuts),
         resource: call.resource.clone(),
         kind: (call.kind.kind.clone(), call.info.api_version()),
         namespace: call.info.namespace.clone(),
@@ -109,6 +114,11 @@ impl Watch {
             if self.is_over {
                 return None;
             }
+            if let Some(end) = self.stalled() {
+                sleep_until(end.min(self.deadline)).await;
+                self.is_over = end >= self.deadline;
+                continue;
+            }
             let events = self.pull();
             if !events.is_empty() {
                 return Some(events.into());
@@ -128,11 +138,24 @@ impl Watch {
         }
     }
 
+    /// Until when nothing comes through.
+    fn stalled(&self) -> Option<Instant> {
+        let store = lock(&self.store);
+        let end = *store.lines.get(&self.user)?.stalled.get(&self.resource)?;
+        (end > Instant::now()).then_some(end)
+    }
+
     /// Turns the log after the cursor into events.
     fn pull(&mut self) -> Vec<u8> {
         let shared = self.store.clone();
         let store = lock(&shared);
         let mut events = Vec::new();
+        let line = store.lines.get(&self.user);
+        if line.is_some_and(|line| line.cuts != self.cuts) {
+            self.is_over = true;
+            return events;
+        }
+        let copies = if line.is_some_and(|line| line.doubles) { 2 } else { 1 };
         let Ok(table) = store.table(&self.resource) else {
             self.is_over = true;
             return events;
@@ -146,7 +169,9 @@ impl Watch {
         let start = table.log.partition_point(|change| change.version <= self.cursor);
         for change in table.log.range(start..) {
             if let Some((kind, object)) = self.judge(change) {
-                push_event(&mut events, kind, &render(object, &self.shape));
+                for _ in 0..copies {
+                    push_event(&mut events, kind, &render(object, &self.shape));
+                }
             }
         }
         self.cursor = self.cursor.max(store.version);

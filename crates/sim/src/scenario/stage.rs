@@ -13,13 +13,13 @@ use pitcrew_core::contract::{State, is_relevant, nvsentinel};
 use pitcrew_core::version::DriverVersion;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::controllers::Controllers;
 use super::scene::{Scene, Trace, record};
 use super::{Broken, End, Outcome, STATE_LABEL, Scenario, must};
 use crate::actors::{BehaviourHandle, DRIVER_COMPONENT, NAMESPACE};
-use crate::api::Fault;
+use crate::api::{Fault, RequestInfo};
 use crate::cluster::Cluster;
 use crate::fleet::Fleet;
 
@@ -27,8 +27,51 @@ use crate::fleet::Fleet;
 const PATIENCE: Duration = Duration::from_mins(2);
 /// Longer than any scenario.
 const NEVER: Duration = Duration::from_hours(24);
+/// How late a controller hears of something: longer than most things take.
+const LATE: Duration = Duration::from_secs(10);
+/// The controller's name for the API.
+const CONTROLLER: &str = "pitcrew";
 /// How often the API is asked for what no watch tells.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// What happens to a controller at one write of a story.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disturbance {
+    /// It is killed at a write of its own, before it is made or after.
+    Killed {
+        /// After.
+        made: bool,
+    },
+    /// It hears of a change, and of those of the same kind after it, ten seconds late.
+    SeesLate,
+    /// It never hears of a change, but finds the state of ten seconds later in a new list.
+    Misses,
+}
+
+impl Disturbance {
+    fn is_about(self, request: &RequestInfo) -> bool {
+        let write = !matches!(request.verb, "get" | "list" | "watch");
+        let (plural, _) = request.resource.split_once('/').unwrap_or((&request.resource, ""));
+        write
+            && match self {
+                Disturbance::Killed { .. } => request.user == CONTROLLER && plural != "leases",
+                // What it watches and others, or its own hands, change.
+                Disturbance::SeesLate | Disturbance::Misses => {
+                    matches!(
+                        plural,
+                        "nodes" | "pods" | "daemonsets" | "controllerrevisions" | "poddisruptionbudgets"
+                    ) || request.group == "nvidia.com"
+                        || request.group == "pitcrew.dev"
+                }
+            }
+    }
+}
+
+/// As the API's own tables are called.
+fn resource_of(request: &RequestInfo) -> String {
+    let (plural, _) = request.resource.split_once('/').unwrap_or((&request.resource, ""));
+    if request.group.is_empty() { plural.to_owned() } else { format!("{plural}.{}", request.group) }
+}
 
 /// The cluster during a scenario, and the hands that a script has.
 pub struct Stage {
@@ -59,10 +102,11 @@ impl Stage {
         }
         let (recording, scene) = watch::channel(Scene::default());
         let recorder = tokio::spawn(record(Api::all(cluster.admin.clone()), recording.clone()));
-        let (client, clock, own_node) = (cluster.controller.clone(), cluster.clock, scenario.own_node);
+        let (client, clock, own_node) =
+            (cluster.controller.clone(), cluster.clock.clone(), scenario.own_node);
         let controllers = Arc::new(Controllers {
             make: Box::new(move |identity| {
-                crate::cluster::controller(client.clone(), clock, identity, own_node)
+                crate::cluster::controller(client.clone(), clock.clone(), identity, own_node)
             }),
             running: Mutex::default(),
             started: AtomicU64::default(),
@@ -88,24 +132,41 @@ impl Stage {
         self.controllers.kill().await;
     }
 
-    /// Kills the controller at its `point`-th write from now on, and starts another. The write is not made, or, if `made`,
-    /// it is and nobody hears of it. Returns how many writes there were in the end.
-    pub fn crash_at(&self, point: u64, made: bool) -> Arc<AtomicU64> {
+    /// Disturbs the controller at the `point`-th write that such a disturbance can be about. Returns how many of those
+    /// there were in the end.
+    pub fn disturb(&self, disturbance: Disturbance, point: u64) -> Arc<AtomicU64> {
         let writes = Arc::new(AtomicU64::new(0));
-        let Some(api) = &self.cluster.api else { return writes };
-        let (counted, controllers) = (writes.clone(), self.controllers.clone());
-        api.on_request_as("crash", move |request| {
-            let write = !matches!(request.verb, "get" | "list" | "watch");
-            let ours = request.user == "pitcrew" && write && !request.resource.ends_with("leases");
-            if !ours || counted.fetch_add(1, Ordering::Relaxed) + 1 != point {
+        let Some(api) = self.cluster.api.clone() else { return writes };
+        let (counted, controllers, lines) = (writes.clone(), self.controllers.clone(), api.lines());
+        let server = api.clone();
+        api.on_request_as("disturbance", move |request| {
+            if !disturbance.is_about(request) || counted.fetch_add(1, Ordering::Relaxed) + 1 != point {
                 return None;
             }
-            let controllers = controllers.clone();
-            tokio::spawn(async move {
-                controllers.kill().await;
-                controllers.start();
-            });
-            Some(if made { Fault::LostReply } else { Fault::Delay(NEVER) })
+            match disturbance {
+                Disturbance::Killed { made } => {
+                    let controllers = controllers.clone();
+                    tokio::spawn(async move {
+                        controllers.kill().await;
+                        controllers.start();
+                    });
+                    Some(if made { Fault::LostReply } else { Fault::Delay(NEVER) })
+                }
+                Disturbance::SeesLate => {
+                    lines.stall(CONTROLLER, &resource_of(request), Instant::now() + LATE);
+                    None
+                }
+                Disturbance::Misses => {
+                    lines.stall(CONTROLLER, &resource_of(request), Instant::now() + LATE);
+                    let (lines, server) = (lines.clone(), server.clone());
+                    tokio::spawn(async move {
+                        tokio::time::sleep(LATE).await;
+                        server.compact();
+                        lines.cut(CONTROLLER);
+                    });
+                    None
+                }
+            }
         });
         writes
     }

@@ -1,0 +1,115 @@
+//! What can go wrong in a run. Each kind can be switched on and off by its name.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// One line per kind: variant, name, what it is. Everything else is made from it, so that none is forgotten anywhere.
+macro_rules! faults {
+    ($($variant:ident = $name:literal: $what:literal,)*) => {
+        /// A kind of fault.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+        pub enum Fault {
+            $(#[doc = $what] $variant,)*
+        }
+
+        impl Fault {
+            /// Every kind.
+            pub const ALL: &[Fault] = &[$(Fault::$variant),*];
+
+            /// How it is called on the command line.
+            pub fn name(self) -> &'static str {
+                match self { $(Fault::$variant => $name),* }
+            }
+
+            /// What it is.
+            pub fn describe(self) -> &'static str {
+                match self { $(Fault::$variant => $what),* }
+            }
+        }
+    };
+}
+
+faults! {
+    Conflict = "conflict": "A write is refused with 409, although nobody competed with it",
+    Throttle = "throttle": "A request is refused with 429",
+    ServerError = "server-error": "A request is refused with 500",
+    LostReply = "lost-reply": "A write is made, and the connection breaks before the answer",
+    LateReply = "late-reply": "A write is made, and the answer takes longer than anybody waits",
+    SlowCall = "slow-call": "A call takes seconds",
+    WatchCut = "watch-cut": "All watches of a controller end, and are taken up where they were",
+    Compaction = "compaction": "Its watches end and the history is gone: 410, and everything is listed again",
+    StaleView = "stale-view": "A controller does not hear of changes of one kind for a while",
+    Duplicates = "duplicates": "A controller hears of everything twice",
+    Webhook = "webhook": "A webhook denies all writes to nodes for a while",
+    Quota = "quota": "A quota denies new driver pods for a while",
+    Crash = "crash": "The controller's process dies at one of its requests or between two of them, and comes back",
+    Overlap = "overlap": "The leader cannot reach its Lease while all else works; another one takes over",
+    ClockJump = "clock-jump": "A controller's clock is wrong for a while",
+    NotReady = "not-ready": "A kubelet is dead for a while",
+    Reboot = "reboot": "A machine boots",
+    Replace = "replace": "A machine is replaced by a new one of the same name",
+    Remove = "remove": "A machine is taken away",
+    Join = "join": "A machine joins",
+    StuckPod = "stuck-pod": "A pod does not stop when it is told to",
+    CrashLoop = "crash-loop": "The new driver crashes on a node for a while",
+    ImageMissing = "image-missing": "The new driver's image cannot be pulled on a node for a while",
+    Hang = "hang": "The new driver starts on a node and does not become Ready for a while",
+    OneInSix = "one-in-six": "The new driver fails on one node in six, for good",
+    Flap = "flap": "A driver container ends and starts again",
+    PodDeleted = "pod-deleted": "A person deletes a driver pod",
+    Unproven = "unproven": "A node's validator does not become Ready for a while",
+    ClientStuck = "client-stuck": "A client of the driver does not come back for a while",
+    Cordon = "cordon": "A person cordons a node",
+    Uncordon = "uncordon": "A person uncordons a node",
+    Relabel = "relabel": "A person sets or removes a node's state label",
+    LabelWipe = "label-wipe": "NVIDIA's controller wipes all state labels",
+    Skip = "skip": "A person labels a node to be skipped, for a while",
+    PolicyEdit = "policy-edit": "A person edits the limits of the policy",
+    Pause = "pause": "A person pauses and resumes",
+    Retarget = "retarget": "The version changes again",
+    Abort = "abort": "The rollout is aborted, and taken up again",
+    Scale = "scale": "Workloads get more or fewer replicas",
+    TightBudget = "tight-budget": "A budget allows nothing for a while",
+    Quarantine = "quarantine": "A health system quarantines a node and releases it",
+}
+
+impl Fault {
+    /// Whether it can make a controller learn of things late.
+    pub fn delays_news(self) -> bool {
+        matches!(
+            self,
+            Fault::Throttle
+                | Fault::ServerError
+                | Fault::LostReply
+                | Fault::LateReply
+                | Fault::SlowCall
+                | Fault::WatchCut
+                | Fault::Compaction
+                | Fault::StaleView
+                | Fault::Crash
+                | Fault::Overlap
+        )
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A name that is no fault's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no fault \"{0}\"")]
+pub struct NoSuchFault(pub String);
+
+impl FromStr for Fault {
+    type Err = NoSuchFault;
+    fn from_str(name: &str) -> Result<Self, NoSuchFault> {
+        Fault::ALL
+            .iter()
+            .copied()
+            .find(|fault| fault.name() == name)
+            .ok_or_else(|| NoSuchFault(name.to_owned()))
+    }
+}

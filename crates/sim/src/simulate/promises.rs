@@ -1,0 +1,374 @@
+//! The safety promises, each a small function over one change and the cluster around it.
+//!
+//! They judge what pitcrew did, by what it could know: what others did a moment ago counts only after
+//! [`World::lag`]. The numbers are those of `docs/promises.md`.
+
+use std::fmt;
+
+use jiff::Timestamp;
+use pitcrew_core::contract::State;
+use serde_json::Value;
+
+use super::world::{By, Change, Node, Pod, Role, World, before};
+
+/// A promise.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Promise {
+    /// S1.
+    OnlyOwnNodes,
+    /// S2.
+    OnlyOwnCordon,
+    /// S2 too.
+    OnlyProven,
+    /// S3.
+    WithinLimits,
+    /// S4.
+    NobodyOnTheDevice,
+    /// S6.
+    NoLeakedHold,
+    /// S8.
+    BudgetsHold,
+    /// S9.
+    StandsStill,
+    /// S10.
+    OnlyPlannedNodes,
+    /// S11.
+    NoStaleWrite,
+    /// S12.
+    RecordedFirst,
+    /// The walk of `docs/walk.md`.
+    DocumentedWalk,
+    /// L1, L2 and L4.
+    ComesToAnEnd,
+    /// L3.
+    ComesToRest,
+    /// L5.
+    SaysWhy,
+    /// The planner itself: production drops such a plan, and goes on.
+    PlansKeepThem,
+    /// The program itself.
+    StaysAlive,
+}
+
+impl Promise {
+    /// Its number.
+    pub fn code(self) -> &'static str {
+        match self {
+            Promise::OnlyOwnNodes => "S1",
+            Promise::OnlyOwnCordon | Promise::OnlyProven => "S2",
+            Promise::WithinLimits => "S3",
+            Promise::NobodyOnTheDevice => "S4",
+            Promise::NoLeakedHold => "S6",
+            Promise::BudgetsHold => "S8",
+            Promise::StandsStill => "S9",
+            Promise::OnlyPlannedNodes => "S10",
+            Promise::NoStaleWrite => "S11",
+            Promise::RecordedFirst => "S12",
+            Promise::DocumentedWalk => "S13",
+            Promise::ComesToAnEnd => "L1",
+            Promise::ComesToRest => "L3",
+            Promise::SaysWhy => "L5",
+            Promise::PlansKeepThem => "S0",
+            Promise::StaysAlive => "L0",
+        }
+    }
+}
+
+impl fmt::Display for Promise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = match self {
+            Promise::OnlyOwnNodes => "pods are taken off only nodes that are ours and cordoned",
+            Promise::OnlyOwnCordon => "only our own cordon is lifted",
+            Promise::OnlyProven => "a node is given back only with a driver that has proved itself",
+            Promise::WithinLimits => "no start takes out more nodes than agreed",
+            Promise::NobodyOnTheDevice => "a driver restarts only when nobody uses the device",
+            Promise::NoLeakedHold => "health systems are kept off a node only with a record of it",
+            Promise::BudgetsHold => "budgets are bypassed only where the policy says so",
+            Promise::StandsStill => "a pause and an abort are obeyed at once",
+            Promise::OnlyPlannedNodes => "nodes outside of the plan are not touched",
+            Promise::NoStaleWrite => "every write is pinned to what was seen",
+            Promise::RecordedFirst => "every action is in the record before it is done",
+            Promise::DocumentedWalk => "nodes walk as documented",
+            Promise::ComesToAnEnd => "every node comes to an end once faults stop",
+            Promise::ComesToRest => "then nothing is written any more",
+            Promise::SaysWhy => "a node that stands still has a reason",
+            Promise::PlansKeepThem => "no plan would break a promise",
+            Promise::StaysAlive => "the controller does not end by itself",
+        };
+        write!(f, "{} {words}", self.code())
+    }
+}
+
+/// One change, with what it was before.
+pub enum Step<'a> {
+    /// Of a node.
+    Node(&'a str, Option<&'a Node>, Option<&'a Node>),
+    /// Of a pod.
+    Pod(Option<&'a Pod>, Option<&'a Pod>),
+}
+
+/// Says what is wrong, if anything.
+type Check = fn(&World, &Change<'_>, &Step<'_>) -> Option<String>;
+
+/// All of them.
+pub const SAFETY: [(Promise, Check); 12] = [
+    (Promise::OnlyOwnNodes, only_own_nodes),
+    (Promise::OnlyOwnCordon, only_own_cordon),
+    (Promise::OnlyProven, only_proven),
+    (Promise::WithinLimits, within_limits),
+    (Promise::NobodyOnTheDevice, nobody_on_the_device),
+    (Promise::NoLeakedHold, no_leaked_hold),
+    (Promise::BudgetsHold, budgets_hold),
+    (Promise::StandsStill, stands_still),
+    (Promise::OnlyPlannedNodes, only_planned_nodes),
+    (Promise::NoStaleWrite, no_stale_write),
+    (Promise::RecordedFirst, recorded_first),
+    (Promise::DocumentedWalk, documented_walk),
+];
+
+/// The node and the pod of a deletion that we asked for.
+fn our_deletion<'a>(
+    world: &'a World,
+    change: &Change<'_>,
+    step: &Step<'a>,
+) -> Option<(&'a Pod, Option<&'a Node>)> {
+    let Step::Pod(Some(pod), after) = step else { return None };
+    let told = !pod.deleting && after.is_none_or(|after| after.deleting);
+    (change.by == By::Us && told).then(|| (*pod, world.nodes.get(&pod.node)))
+}
+
+fn we_uncordon<'a>(change: &Change<'_>, step: &Step<'a>) -> Option<&'a Node> {
+    let Step::Node(_, Some(node), Some(after)) = step else { return None };
+    (change.by == By::Us && node.cordoned && !after.cordoned).then_some(*node)
+}
+
+/// The node before and after our write.
+fn we_write<'a>(change: &Change<'_>, step: &Step<'a>) -> Option<(&'a str, &'a Node, &'a Node)> {
+    let Step::Node(name, Some(node), Some(after)) = step else { return None };
+    (change.by == By::Us).then_some((*name, *node, *after))
+}
+
+/// A driver's client on a node in service may be replaced, where the policy says so.
+fn is_refresh(world: &World, change: &Change<'_>, pod: &Pod, node: Option<&Node>) -> bool {
+    let in_service = node.is_none_or(|node| node.visit.is_none());
+    pod.role == Role::Daemon && in_service && world.rules_at(change.at).any(|rules| rules.refresh_always)
+}
+
+fn only_own_nodes(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (pod, node) = our_deletion(world, change, step)?;
+    let ours = node.is_some_and(|node| node.visit.is_some() && node.cordoned);
+    // A person may have uncordoned it a moment ago; the record is ours alone.
+    let lately = |node: &Node| node.visit.is_some() && node.cordon_since >= before(change.at, world.lag);
+    let fine = ours || node.is_some_and(lately) || is_refresh(world, change, pod, node);
+    (!fine).then(|| {
+        format!("pod {} was told to leave {}, which is not ours and cordoned", change.name, pod.node)
+    })
+}
+
+fn only_own_cordon(_: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let node = we_uncordon(change, step)?;
+    let (ours, at_the_end) = (node.cordoned_by_us() && !node.foreign_cordon, may_be_given_back(node));
+    (!ours || !at_the_end).then(|| {
+        format!("the cordon was lifted in {} ({})", node.state(), if ours { "ours" } else { "not ours" })
+    })
+}
+
+fn may_be_given_back(node: &Node) -> bool {
+    let state = node.state();
+    state == State::UncordonRequired || state.before_restart()
+}
+
+/// Its driver was ready when we last could know, and is of no other pod since.
+fn only_proven(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let node = we_uncordon(change, step).filter(|node| node.state() == State::UncordonRequired)?;
+    let Step::Node(name, ..) = step else { return None };
+    debug_assert!(node.visit.is_some());
+    let lately = |pod: &Pod| pod.ready_last.is_some_and(|last| last >= before(change.at, world.lag));
+    let recently = |pod: &Pod| pod.ready || lately(pod);
+    let ready = |role: Role| {
+        let mut pods = world.pods_on(name).filter(|(_, pod)| pod.role == role).peekable();
+        (pods.peek().is_some(), pods.any(|(_, pod)| recently(pod)))
+    };
+    match (ready(Role::Driver), ready(Role::Validator)) {
+        ((_, true), (false, _) | (_, true)) => None,
+        ((true, false), _) => Some("it was given back, and its driver is not ready".to_owned()),
+        (_, (true, false)) => Some("it was given back, and its validator is not ready".to_owned()),
+        // Gone a moment ago.
+        ((false, _), _) => None,
+    }
+}
+
+fn within_limits(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (name, node, after) = we_write(change, step)?;
+    if node.walks() || after.state() != State::CordonRequired {
+        return None;
+    }
+    let known = |since: Option<Timestamp>| since.is_some_and(|since| since < before(change.at, world.lag));
+    let others = world.nodes.iter().filter(|(other, node)| *other != name && node.member);
+    let (mut moving, mut out) = (1, 0);
+    for (_, other) in others {
+        // What we did is known at once; what others did, a moment later.
+        let walks = other.walks() && (other.adopted_since.is_none() || known(other.adopted_since));
+        let ours = other.cordoned_by_us() && other.adopted_since.is_none();
+        moving += u64::from(walks);
+        out += usize::from(walks || ours || known(other.out_since));
+    }
+    let was_in = node.out_since.is_none();
+    let members = world.members_at(change.at);
+    let allows = |parallel: u64, limit: usize| {
+        (parallel == 0 || moving <= parallel) && limit > 0 && (!was_in || out < limit)
+    };
+    let fine =
+        world.rules_at(change.at).any(|rules| allows(rules.max_parallel, rules.max_unavailable.of(members)));
+    let rules = world.rules.last()?;
+    (!fine).then(|| {
+        format!(
+            "it started as number {moving} (maxParallelUpgrades {}), with {out} of {members} nodes out (maxUnavailable {})",
+            rules.max_parallel, rules.max_unavailable
+        )
+    })
+}
+
+fn nobody_on_the_device(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (driver, _) = our_deletion(world, change, step).filter(|(pod, _)| pod.role == Role::Driver)?;
+    let since = before(change.at, world.lag_of_looks);
+    let holds = |pod: &Pod| pod.uses_device && pod.bound_since.is_some_and(|bound| bound < since);
+    let ((_, holder), _) = world.pods_on(&driver.node).find(|(_, pod)| holds(pod))?;
+    Some(format!("the driver of {} was restarted under {holder}", driver.node))
+}
+
+fn no_leaked_hold(_: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (_, node, after) = we_write(change, step)?;
+    let leaked = after.shielded && !after.shield_recorded && (node.shield_recorded || !node.shielded);
+    leaked.then(|| "NVSentinel is kept off it, and nothing says by whom".to_owned())
+}
+
+fn budgets_hold(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (pod, _) = our_deletion(world, change, step).filter(|(pod, _)| pod.role == Role::Work)?;
+    let evicted = change.request.is_none_or(|request| request.resource == "pods/eviction");
+    let allowed = world.rules_at(change.at).any(|rules| rules.may_delete);
+    (!evicted && !allowed)
+        .then(|| format!("pod {} on {} was deleted past its budgets", change.name, pod.node))
+}
+
+/// A node without a driver is brought one, whatever was said about upgrades.
+fn has_driver(world: &World, change: &Change<'_>, node: &str) -> bool {
+    let mut drivers = world.pods_on(node).filter(|(_, pod)| pod.role == Role::Driver && !pod.deleting);
+    drivers.any(|(_, pod)| pod.ready || pod.ready_last >= Some(before(change.at, world.lag)))
+}
+
+fn stands_still(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let acts = match step {
+        Step::Node(_, Some(node), Some(after)) => {
+            node.state() != after.state() || node.cordoned != after.cordoned
+        }
+        Step::Node(..) => false,
+        Step::Pod(..) => our_deletion(world, change, step).is_some(),
+    };
+    if change.by != By::Us || !acts {
+        return None;
+    }
+    if world.rules_at(change.at).all(|rules| !rules.auto_upgrade) {
+        return Some("something was done although the policy says autoUpgrade: false".to_owned());
+    }
+    let starts = |(name, node, after): (&str, &Node, &Node)| {
+        !node.walks() && after.walks() && has_driver(world, change, name)
+    };
+    let starts = we_write(change, step).is_some_and(starts);
+    let aborted = world.aborted_since.is_some_and(|since| since < before(change.at, world.lag));
+    (starts && aborted).then(|| "it started although its rollout is aborted".to_owned())
+}
+
+fn only_planned_nodes(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (name, node, after) = we_write(change, step)?;
+    let takes = node.visit.is_none() && after.visit.is_some() && has_driver(world, change, name);
+    let skipped = node.skipped_since.is_some_and(|since| since < before(change.at, world.lag));
+    let why = match (node.member, skipped) {
+        (false, _) => "it has no driver",
+        (true, true) => "it is to be skipped",
+        (true, false) => return None,
+    };
+    takes.then(|| format!("it was taken although {why}"))
+}
+
+fn no_stale_write(_: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let request = change.request.filter(|_| change.by == By::Us)?;
+    let body: Value = serde_json::from_slice(request.body).unwrap_or_default();
+    let pinned = match (step, request.resource) {
+        (Step::Node(..), _) => body["metadata"]["resourceVersion"].is_string(),
+        (Step::Pod(..), "pods/eviction") => body["deleteOptions"]["preconditions"]["uid"].is_string(),
+        (Step::Pod(..), _) if request.verb == "delete" => body["preconditions"]["uid"].is_string(),
+        _ => true,
+    };
+    (!pinned).then(|| {
+        format!("{} {} {} is not pinned to what was seen", request.verb, request.resource, change.name)
+    })
+}
+
+fn recorded_first(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (pod, node) = our_deletion(world, change, step)?;
+    let state = node.map(Node::state).unwrap_or_default();
+    let fine = match pod.role {
+        Role::Driver => state == State::PodRestartRequired,
+        Role::Work => matches!(state, State::PodDeletionRequired | State::DrainRequired),
+        Role::Validator => state == State::ValidationRequired,
+        Role::Daemon => {
+            matches!(state, State::DrainRequired | State::PodRestartRequired | State::ValidationRequired)
+                || is_refresh(world, change, pod, node)
+        }
+    };
+    (!fine).then(|| format!("pod {} was told to leave {} in {state}", change.name, pod.node))
+}
+
+fn documented_walk(_: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (_, node, after) = we_write(change, step)?;
+    // What people write on a node that is not on a visit is no place on the walk: it starts from the beginning.
+    let from = match (node.recorded(), node.label) {
+        (Some(recorded), _) => recorded,
+        (None, label) if label.in_flight() && label != State::CordonRequired => State::UpgradeRequired,
+        (None, label) => label,
+    };
+    let to = after.state();
+    // Whoever sets the label to upgrade-required wants the walk to start again.
+    let asked = node.label == State::UpgradeRequired && to == State::UpgradeRequired;
+    (from != to && !asked && !is_documented(from, to)).then(|| format!("it went from {from} to {to}"))
+}
+
+/// The edges of `docs/walk.md`.
+pub fn is_documented(from: State, to: State) -> bool {
+    use State::{
+        CordonRequired, DrainRequired, PodDeletionRequired, PodRestartRequired, UncordonRequired, Unknown,
+        UpgradeDone, UpgradeFailed, UpgradeRequired, ValidationRequired, WaitForJobsRequired,
+    };
+    let next: &[State] = match from {
+        Unknown | UpgradeDone => &[UpgradeDone, UpgradeRequired],
+        UpgradeRequired => &[CordonRequired, UpgradeDone],
+        CordonRequired => {
+            &[WaitForJobsRequired, PodRestartRequired, ValidationRequired, UpgradeRequired, UpgradeDone]
+        }
+        WaitForJobsRequired => &[
+            PodDeletionRequired,
+            DrainRequired,
+            PodRestartRequired,
+            ValidationRequired,
+            UpgradeRequired,
+            UpgradeDone,
+        ],
+        PodDeletionRequired => &[
+            PodRestartRequired,
+            DrainRequired,
+            ValidationRequired,
+            UpgradeFailed,
+            UpgradeRequired,
+            UpgradeDone,
+        ],
+        DrainRequired => {
+            &[PodRestartRequired, ValidationRequired, UpgradeFailed, UpgradeRequired, UpgradeDone]
+        }
+        PodRestartRequired => &[ValidationRequired, UpgradeFailed, WaitForJobsRequired],
+        ValidationRequired => &[UncordonRequired, PodRestartRequired, UpgradeFailed],
+        UncordonRequired => &[UpgradeDone, ValidationRequired, UpgradeFailed],
+        UpgradeFailed => &[UpgradeRequired, CordonRequired, ValidationRequired],
+    };
+    next.contains(&to)
+}

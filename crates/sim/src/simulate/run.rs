@@ -1,0 +1,260 @@
+//! One run: a cluster, controllers, a storm, and the calm after it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use kube::Api;
+use kube::api::PostParams;
+use pitcrew_controller::Clock;
+use pitcrew_core::api::{DriverPolicy, DriverPolicySpec};
+use pitcrew_core::contract::State;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::case::{Case, TO};
+use super::controllers::Controllers;
+use super::fault::Fault;
+use super::promises::Promise;
+use super::record::{Coverage, Entry, Record, Violation};
+use super::settled;
+use super::trouble::{Hands, Trouble};
+use super::weather::Weather;
+use super::world::World;
+use crate::api::ApiServer;
+use crate::cluster::{Cluster, EPOCH, SetUpError};
+
+/// What others did may be known so much later …
+const LAG: SignedDuration = SignedDuration::from_secs(2);
+/// … or so much, where the news can be delayed: a broken watch is taken up again after 30 s at most, then lists.
+const LAG_OF_DELAYED_NEWS: SignedDuration = SignedDuration::from_secs(90);
+/// Between a last look and the write that follows: each call has 5 s.
+const LAG_OF_SLOW_LOOKS: SignedDuration = SignedDuration::from_secs(15);
+/// All of it is known after so long.
+const AFTER_DELAYED_NEWS: Duration = Duration::from_secs(60);
+/// How often it is looked whether all nodes have come to an end.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// A rollout says how it ended after this long at most.
+const LAST_WORDS: Duration = Duration::from_secs(20);
+/// Then nothing may be written for so long.
+const REST: Duration = Duration::from_secs(70);
+
+/// What came of a run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// The seed.
+    pub seed: u64,
+    /// The first promise that was broken.
+    pub violation: Option<Violation>,
+    /// Over every change: the same for the same seed and commit.
+    pub hash: u64,
+    /// Changes that the API stored.
+    pub changes: u64,
+    /// How many nodes there were.
+    pub nodes: usize,
+    /// How much time went by in the cluster.
+    pub time: Duration,
+    /// How often each fault happened.
+    pub faults: BTreeMap<Fault, u64>,
+    /// Which faults met nodes in which states.
+    pub coverage: Coverage,
+    /// How often each transition was made.
+    pub transitions: BTreeMap<(State, State), u64>,
+    /// What happened, if it was asked for.
+    pub trace: Vec<Entry>,
+}
+
+/// A run could not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// No runtime.
+    #[error("start a runtime")]
+    Runtime(#[from] std::io::Error),
+    /// No cluster.
+    #[error("set up the cluster")]
+    SetUp(#[from] SetUpError),
+    /// The cluster refused what a person does.
+    #[error("work in the cluster")]
+    Api(#[from] kube::Error),
+}
+
+/// Plays a case to its end, or until a promise is broken.
+pub fn run(case: &Case, keep_trace: bool) -> Result<Run, RunError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
+    runtime.block_on(play(case, keep_trace))
+}
+
+async fn play(case: &Case, keep_trace: bool) -> Result<Run, RunError> {
+    let began = Instant::now();
+    let api = ApiServer::new(EPOCH);
+    let record = Record::new(world(case), keep_trace);
+    let (seen, clock) = (record.clone(), api.clone());
+    let now = clock.wall_clock();
+    api.on_written(move |written| seen.written(now(), written));
+    let cluster = Cluster::on(api.clone(), &case.fleet, case.seed, case.behaviour.clone()).await?;
+    if let Some(spec) = &case.policy {
+        let spec: DriverPolicySpec = serde_json::from_value(spec.clone()).map_err(kube::Error::SerdeError)?;
+        let policies = Api::<DriverPolicy>::all(cluster.admin.clone());
+        policies.create(&PostParams::default(), &DriverPolicy::new("gpu", spec)).await?;
+    }
+    let replicas = if case.has(Fault::Overlap) || case.seed.is_multiple_of(3) { 2 } else { 1 };
+    let controllers = Controllers::new(replicas, &api, &Clock::starting_at(api.now()), &record);
+    let mut play = Play { case, cluster, controllers, record, api, joined: 0 };
+    let record = play.record.clone();
+    let result = tokio::select! {
+        biased;
+        () = record.until_broken() => Ok(()),
+        result = play.storm_and_calm() => result,
+    };
+    play.controllers.kill_all().await;
+    result?;
+    let dropped = play.controllers.dropped();
+    if dropped > 0 {
+        let what = format!("{dropped} planned actions were dropped");
+        record.break_promise(Promise::PlansKeepThem, None, what, play.api.now());
+    }
+    let mut book = record.book();
+    Ok(Run {
+        seed: case.seed,
+        violation: book.violation.take(),
+        hash: book.hash,
+        changes: book.changes,
+        nodes: case.fleet.nodes,
+        time: began.elapsed(),
+        faults: std::mem::take(&mut book.faults),
+        coverage: std::mem::take(&mut book.coverage),
+        transitions: std::mem::take(&mut book.transitions),
+        trace: book.trace.take().unwrap_or_default(),
+    })
+}
+
+fn world(case: &Case) -> World {
+    let delayed = case.delays_news();
+    let mut world = World::default();
+    world.lag = if delayed { LAG_OF_DELAYED_NEWS } else { LAG };
+    world.lag_of_looks = if delayed { LAG_OF_SLOW_LOOKS } else { SignedDuration::ZERO };
+    world
+}
+
+struct Play<'a> {
+    case: &'a Case,
+    cluster: Cluster,
+    controllers: Controllers,
+    record: Record,
+    api: ApiServer,
+    joined: u32,
+}
+
+/// What a timeline is made of.
+#[derive(Clone, Copy)]
+enum Cue {
+    AskForVersion,
+    Begin(Trouble),
+    End(Trouble),
+}
+
+impl Play<'_> {
+    async fn storm_and_calm(&mut self) -> Result<(), RunError> {
+        let weather = Weather::new(self.case, self.api.clone(), self.record.clone());
+        self.controllers.start_all();
+        weather.blow();
+        self.storm(&weather).await?;
+        let mut hands = self.hands(&weather);
+        hands.mend().await?;
+        self.note("the storm is over");
+        self.calm(&weather).await
+    }
+
+    fn hands<'b>(&'b mut self, weather: &'b Weather) -> Hands<'b> {
+        Hands {
+            case: self.case,
+            cluster: &self.cluster,
+            controllers: &mut self.controllers,
+            weather,
+            joined: &mut self.joined,
+        }
+    }
+
+    fn note(&self, text: &str) {
+        self.record.note(self.api.now(), text);
+    }
+
+    async fn storm(&mut self, weather: &Weather) -> Result<(), RunError> {
+        let began = Instant::now();
+        let mut cues = vec![(self.case.asked_after, Cue::AskForVersion)];
+        for (at, trouble) in &self.case.troubles {
+            cues.push((*at, Cue::Begin(*trouble)));
+            cues.push((*at + trouble.lasts, Cue::End(*trouble)));
+        }
+        cues.sort_by_key(|(at, _)| *at);
+        for (at, cue) in cues {
+            sleep_until(began + at).await;
+            match cue {
+                Cue::AskForVersion => {
+                    self.note("a new version is asked for");
+                    self.cluster.set_driver_version(TO).await?;
+                }
+                Cue::Begin(trouble) => {
+                    self.note(&format!("{} begins, for {:.1?}", trouble.fault, trouble.lasts));
+                    self.record.hit(trouble.fault, None);
+                    self.hands(weather).begin(trouble).await?;
+                }
+                Cue::End(trouble) => self.hands(weather).end(trouble).await?,
+            }
+        }
+        sleep_until(began + self.case.storm).await;
+        Ok(())
+    }
+
+    /// Every node comes to an end, and then nothing moves.
+    async fn calm(&mut self, weather: &Weather) -> Result<(), RunError> {
+        let bound = settled::bound(self.case, self.record.book().world.nodes.len());
+        // What was under way ends first, and news that were held up arrive.
+        sleep(if self.case.delays_news() { AFTER_DELAYED_NEWS } else { LOOK_EVERY }).await;
+        let ended = timeout(bound, self.until_settled(weather)).await;
+        match ended {
+            Ok(result) => result?,
+            Err(_) => {
+                self.break_unsettled(&format!("after {} min", bound.as_secs() / 60));
+                return Ok(());
+            }
+        }
+        self.note("every node has come to an end");
+        sleep(LAST_WORDS).await;
+        let before = self.record.book().our_writes;
+        sleep(REST).await;
+        let writes = self.record.book().our_writes - before;
+        if writes > 0 {
+            let what =
+                format!("{writes} writes within {} s after everything had come to an end", REST.as_secs());
+            self.record.break_promise(Promise::ComesToRest, None, what, self.api.now());
+        }
+        self.break_unsettled("after it had come to an end");
+        if self.controllers.any_ended() {
+            self.record.broken("a controller ended by itself");
+        }
+        Ok(())
+    }
+
+    async fn until_settled(&mut self, weather: &Weather) -> Result<(), RunError> {
+        // Seen twice: a node may look settled in the moment before it is looked at.
+        let mut quiet = 0;
+        while quiet < 3 {
+            sleep(LOOK_EVERY).await;
+            self.hands(weather).close_breaker().await?;
+            let settled = self.unsettled().is_empty();
+            quiet = if settled { quiet + 1 } else { 0 };
+        }
+        Ok(())
+    }
+
+    fn unsettled(&self) -> Vec<(String, String)> {
+        settled::unsettled(&self.record.book(), self.case.abort_stays(), self.api.now())
+    }
+
+    fn break_unsettled(&self, when: &str) {
+        if let Some((node, what)) = self.unsettled().into_iter().next() {
+            let at = self.api.now();
+            self.record.break_promise(Promise::ComesToAnEnd, Some(node), format!("{when}, {what}"), at);
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Faults of the way between the controllers and the API, drawn request by request.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fastrand::Rng;
+use http::StatusCode;
+use tokio::time::Instant;
+
+use super::case::{Case, draw};
+use super::controllers::{Member, is_ours};
+use super::fault::Fault;
+use super::record::Record;
+use crate::api::{ApiServer, Fault as ApiFault, RequestInfo};
+
+/// Longer than any run.
+const NEVER: Duration = Duration::from_hours(100);
+/// Longer than a controller waits for an answer.
+const TOO_LATE: Duration = Duration::from_secs(6);
+/// What can be kept from a controller.
+const STALLED: [&str; 6] = [
+    "nodes",
+    "pods",
+    "daemonsets.apps",
+    "controllerrevisions.apps",
+    "poddisruptionbudgets.policy",
+    "driverpolicies.pitcrew.dev",
+];
+
+/// Faults of single requests, each with its chance, and those that last.
+struct Sky {
+    rng: Rng,
+    chances: Vec<(Fault, f64)>,
+    lasting: BTreeSet<Fault>,
+    /// Who wrote the Lease last.
+    leader: String,
+    crash: Option<Crash>,
+}
+
+/// A controller dies at one of its next writes.
+struct Crash {
+    member: Arc<Member>,
+    writes_before: u32,
+    made: bool,
+    away: Duration,
+}
+
+/// A handle to it.
+#[derive(Clone)]
+pub(super) struct Weather {
+    api: ApiServer,
+    sky: Arc<Mutex<Sky>>,
+    record: Record,
+}
+
+impl Weather {
+    /// Fine until [`Weather::blow`].
+    pub(super) fn new(case: &Case, api: ApiServer, record: Record) -> Self {
+        let mut rng = draw(case.seed, "weather");
+        let mut chances = Vec::new();
+        for fault in [
+            Fault::Conflict,
+            Fault::Throttle,
+            Fault::ServerError,
+            Fault::LostReply,
+            Fault::LateReply,
+            Fault::SlowCall,
+        ] {
+            let chance = 0.01 + rng.f64() * 0.09;
+            if case.has(fault) {
+                chances.push((fault, chance));
+            }
+        }
+        let sky = Sky { rng, chances, lasting: BTreeSet::new(), leader: String::new(), crash: None };
+        Self { api, sky: Arc::new(Mutex::new(sky)), record }
+    }
+
+    fn sky(&self) -> MutexGuard<'_, Sky> {
+        self.sky.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Requests go wrong from now on.
+    pub(super) fn blow(&self) {
+        let weather = self.clone();
+        self.api.on_request_as("weather", move |request| weather.strike(request));
+    }
+
+    /// All is well again.
+    pub(super) fn mend(&self) {
+        self.api.on_request_as("weather", |_| None);
+        self.api.lines().mend();
+        let mut sky = self.sky();
+        (sky.lasting, sky.crash) = (BTreeSet::new(), None);
+    }
+
+    pub(super) fn begin(&self, fault: Fault) {
+        self.sky().lasting.insert(fault);
+    }
+
+    pub(super) fn end(&self, fault: Fault) {
+        self.sky().lasting.remove(&fault);
+    }
+
+    pub(super) fn cut(&self, user: &str) {
+        self.api.lines().cut(user);
+    }
+
+    pub(super) fn compact(&self, user: &str) {
+        self.api.compact();
+        self.api.lines().cut(user);
+    }
+
+    pub(super) fn stall(&self, user: &str, which: u32, until: Instant) {
+        self.api.lines().stall(user, STALLED[which as usize % STALLED.len()], until);
+    }
+
+    pub(super) fn double(&self, user: &str, doubles: bool) {
+        self.api.lines().double(user, doubles);
+    }
+
+    /// The controller dies at its n-th write from now.
+    pub(super) fn crash_at(&self, member: Arc<Member>, writes_before: u32, made: bool, away: Duration) {
+        self.sky().crash = Some(Crash { member, writes_before, made, away });
+    }
+
+    fn strike(&self, request: &RequestInfo) -> Option<ApiFault> {
+        let (fault, effect) = self.sky().strike(request)?;
+        let node = (request.resource == "nodes").then_some(request.name.as_str());
+        self.record.hit(fault, node);
+        Some(effect)
+    }
+}
+
+impl Sky {
+    fn strike(&mut self, request: &RequestInfo) -> Option<(Fault, ApiFault)> {
+        let quota = self.lasting.contains(&Fault::Quota);
+        if quota && request.user == "daemon-set-controller" && request.resource == "pods" {
+            let words = "exceeded quota: gpu-operator, requested: pods=1, used: pods=100, limited: pods=100";
+            return (request.verb == "create").then_some((Fault::Quota, ApiFault::Denied(words)));
+        }
+        if !is_ours(&request.user) {
+            return None;
+        }
+        let write = !matches!(request.verb, "get" | "list" | "watch");
+        if request.resource == "leases" && write {
+            if self.lasting.contains(&Fault::Overlap) && self.leader == request.user {
+                return Some((Fault::Overlap, ApiFault::Status(StatusCode::INTERNAL_SERVER_ERROR)));
+            }
+            self.leader.clone_from(&request.user);
+        }
+        if self.lasting.contains(&Fault::Webhook) && request.resource == "nodes" && request.verb == "patch" {
+            let words = "admission webhook \"nodes.example.com\" denied the request: nodes are frozen";
+            return Some((Fault::Webhook, ApiFault::Denied(words)));
+        }
+        if write && request.resource != "leases" {
+            if let Some(effect) = self.crash(request) {
+                return Some((Fault::Crash, effect));
+            }
+        }
+        let drawn = self.chances.iter().find(|(fault, chance)| {
+            let fits = match fault {
+                Fault::Conflict | Fault::LostReply | Fault::LateReply => write,
+                Fault::SlowCall => request.verb != "watch",
+                _ => true,
+            };
+            fits && self.rng.f64() < *chance
+        });
+        let (fault, _) = *drawn?;
+        let effect = match fault {
+            Fault::Conflict => ApiFault::Status(StatusCode::CONFLICT),
+            Fault::Throttle => ApiFault::Status(StatusCode::TOO_MANY_REQUESTS),
+            Fault::ServerError => ApiFault::Status(StatusCode::INTERNAL_SERVER_ERROR),
+            Fault::LostReply => ApiFault::LostReply,
+            Fault::LateReply => ApiFault::LateReply(TOO_LATE),
+            _ => ApiFault::Delay(Duration::from_millis(self.rng.u64(10..4500))),
+        };
+        Some((fault, effect))
+    }
+
+    fn crash(&mut self, request: &RequestInfo) -> Option<ApiFault> {
+        let crash = self.crash.as_mut().filter(|crash| crash.member.user == request.user)?;
+        if crash.writes_before > 0 {
+            crash.writes_before -= 1;
+            return None;
+        }
+        let crash = self.crash.take()?;
+        let (member, away) = (crash.member, crash.away);
+        tokio::spawn(async move { member.crash(away).await });
+        Some(if crash.made { ApiFault::LostReply } else { ApiFault::Delay(NEVER) })
+    }
+}

@@ -1,0 +1,66 @@
+//! The simulation itself: it can be repeated, it ends well, and what it once found stays found.
+//!
+//! `pitcrew simulate` plays many more seeds; `cargo xtask mutate` shows that it finds what is broken on purpose.
+//! `PITCREW_SEEDS=1000` plays so many here and stops at the first broken promise.
+
+use pitcrew_sim::simulate::{Case, Fault, Run, Wish, run, run_all};
+
+fn play(seed: u64, wish: &Wish) -> Run {
+    run(&Case::new(seed, wish), true).unwrap()
+}
+
+#[track_caller]
+fn keeps_its_promises(seed: u64, wish: &Wish) {
+    let run = play(seed, wish);
+    assert_eq!(run.violation, None, "seed {seed} with {wish:?}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    for seed in 0..6 {
+        let (first, again) = (play(seed, &Wish::default()), play(seed, &Wish::default()));
+        assert_eq!(first.hash, again.hash, "seed {seed}");
+        assert_eq!(first.trace, again.trace, "seed {seed}");
+    }
+    assert_ne!(play(1, &Wish::default()).hash, play(2, &Wish::default()).hash);
+}
+
+#[test]
+fn without_faults_every_node_is_upgraded() {
+    for seed in 0..10 {
+        let run = play(seed, &Wish { faults: Some([].into()), ..Wish::default() });
+        assert_eq!(run.violation, None, "seed {seed}");
+        let done = run.transitions.iter().filter(|((_, to), _)| to.as_str() == "upgrade-done");
+        let done: u64 = done.map(|(_, count)| count).sum();
+        assert!(done >= run.nodes as u64, "seed {seed}: {:?}", run.transitions);
+    }
+}
+
+#[test]
+fn every_fault_happens_when_it_is_asked_for() {
+    for fault in Fault::ALL {
+        let wish = Wish { faults: Some([*fault].into()), nodes: Some(4), minutes: Some(1) };
+        let happened = (0..4).any(|seed| {
+            let run = play(seed, &wish);
+            assert_eq!(run.violation, None, "{fault}, seed {seed}");
+            run.faults.contains_key(fault) || *fault == Fault::OneInSix
+        });
+        assert!(happened, "{fault}");
+    }
+}
+
+#[test]
+fn seeds_keep_their_promises() {
+    let seeds = std::env::var("PITCREW_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(60);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let total = run_all(0..seeds, &Wish::default(), threads, |total| total.broken.is_empty()).unwrap();
+    let broken: Vec<_> =
+        total.broken.values().filter_map(|run| Some((run.seed, run.violation.clone()?))).collect();
+    assert!(broken.is_empty(), "\nafter {} seeds: {broken:?}", total.runs);
+}
+
+/// A controller whose clock had been ahead said nothing about its rollout until the time that it had shown came again.
+#[test]
+fn a_clock_that_was_wrong_does_not_silence_a_rollout() {
+    keeps_its_promises(46, &Wish::default());
+}
