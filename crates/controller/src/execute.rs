@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ObjectMeta, Status};
 use kube::{Client, Resource};
@@ -155,10 +156,29 @@ impl Executor {
             let api = self.pods(&restart.pod.name.namespace);
             pods.extend(self.call("list", "pods", api.list(&by_name)).await?);
         }
-        let version = pods.into_iter().find(is_it).and_then(|pod| pod.metadata.resource_version);
-        let version =
-            version.ok_or_else(|| CallError::LastLook("the driver pod is another one already".to_owned()))?;
-        self.delete(&restart.pod, Some(version)).await
+        let pod = pods.into_iter().find(is_it);
+        let pod =
+            pod.ok_or_else(|| CallError::LastLook("the driver pod is another one already".to_owned()))?;
+        let version = pod.metadata.resource_version.clone();
+        if restart.in_place {
+            self.stays_installed(pod).await?;
+        }
+        self.delete(&restart.pod, version).await
+    }
+
+    /// Work goes on while a driver restarts in place: the template as it is now must install what is installed. The plan
+    /// may have seen an older one.
+    async fn stays_installed(&self, pod: wire::Pod) -> Result<(), CallError> {
+        let pod = view::pod(pod)?;
+        let owner = pod.owner.as_ref().map(|owner| &*owner.name).unwrap_or_default();
+        let by_name = ListParams::default().fields(&format!("metadata.name={owner}"));
+        let api = Api::<DaemonSet>::namespaced(self.client.clone(), &pod.name.namespace);
+        let found = self.call("list", "daemonsets", api.list(&by_name)).await?.items;
+        let template = found.first().and_then(|daemon_set| view::daemon_set(daemon_set).ok()?.digest);
+        match pod.digest.zip(template) {
+            Some((old, new)) if old == new => Ok(()),
+            _ => Err(CallError::LastLook(format!("daemonset/{owner} installs another driver by now"))),
+        }
     }
 
     /// The pods that are on a node now; an error if one of `users` is among them.

@@ -233,6 +233,10 @@ impl Loop {
             return;
         }
         let now = self.clock.now();
+        if now < self.store.snapshot.now {
+            // The clock was set back: what waits for a time that it showed before would wait for ever.
+            self.store.snapshot.setbacks.values_mut().for_each(|setback| setback.retry_at = now);
+        }
         self.store.snapshot.now = now;
         let began = Instant::now();
         let mut plan = plan(&self.store.snapshot);

@@ -64,3 +64,16 @@ fn seeds_keep_their_promises() {
 fn a_clock_that_was_wrong_does_not_silence_a_rollout() {
     keeps_its_promises(46, &Wish::default());
 }
+
+/// The same, about a policy whose status could not be written while the clock was ahead.
+#[test]
+fn a_clock_that_is_set_back_does_not_put_off_what_is_tried_again() {
+    keeps_its_promises(864, &Wish::default());
+}
+
+/// The template had changed twice, and a plan from an older view of it took the second change for one that installs
+/// nothing: the driver restarted in place, under running work.
+#[test]
+fn a_driver_restarts_in_place_only_if_the_template_of_this_moment_installs_nothing() {
+    keeps_its_promises(745, &Wish::default());
+}

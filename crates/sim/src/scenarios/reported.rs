@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use pitcrew_core::contract::State;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{NEW, NEWER, STATE_LABEL, fleet, in_service, scenario, whole_walks};
 use crate::actors::{self, Behaviour, NAMESPACE, Nodes};
@@ -69,6 +70,9 @@ pub(super) fn all() -> Vec<Scenario> {
         scenario("chart-label-only-change", one_replica(json!({"maxUnavailable": 1})), |s| {
             label_only(s).boxed()
         }),
+        embedded(&[], "a-template-seen-late-is-not-restarted-in-place", notebook(), |s| {
+            template_seen_late(s).boxed()
+        }),
         Scenario {
             shows: &["W14"],
             ..scenario("driver-pod-already-gone", fleet(1), |s| driver_pod_gone(s).boxed())
@@ -127,6 +131,11 @@ pub(super) fn spread(nodes: usize, out: u32) -> Fleet {
 }
 
 /// Two nodes, one pod under a budget.
+/// One node, and work on it.
+fn notebook() -> Fleet {
+    fleet(1).with_workloads(vec![Workload::new(TEAM, "notebook", 1, 8)]).with_grace_seconds(1)
+}
+
 fn one_replica(budget: Value) -> Fleet {
     let work = Workload::new(TEAM, "notebook", 1, 8).with_budget(budget);
     spread(2, 1).with_workloads(vec![work]).with_grace_seconds(1)
@@ -371,6 +380,24 @@ async fn label_only(stage: &mut Stage) -> Outcome {
     must(trace.states.values().flatten().all(|state| !evicted.contains(state)), || trace.text())?;
     let after = stage.pods(TEAM).await?;
     must(before == after, || format!("{before:?} became {after:?}"))?;
+    in_service(stage)
+}
+
+/// The controller knows the new revision, but not yet what it installs: by the template that it remembers, nothing new.
+async fn template_seen_late(stage: &mut Stage) -> Outcome {
+    let late = Instant::now() + Duration::from_secs(10);
+    embedded_api(stage)?.lines().stall("pitcrew", "daemonsets.apps", late);
+    stage.set_version(NEW).await?;
+    stage.until("its driver is to be restarted", |s| s.count(State::PodRestartRequired) > 0).await?;
+    let driver = stage.driver_pod("gpu-01").await?;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    must(stage.driver_pod("gpu-01").await? == driver, || {
+        "its driver was restarted under running work".into()
+    })?;
+    stage.until_done().await?;
+    let emptied = |path: &Vec<State>| path.contains(&State::PodDeletionRequired);
+    let trace = stage.trace();
+    must(trace.states.values().any(emptied), || trace.text())?;
     in_service(stage)
 }
 

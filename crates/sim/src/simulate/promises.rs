@@ -3,6 +3,9 @@
 //! They judge what pitcrew did, by what it could know: what others did a moment ago counts only after
 //! [`World::lag`]. The numbers are those of `docs/promises.md`.
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 
 use jiff::Timestamp;

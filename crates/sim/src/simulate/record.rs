@@ -66,6 +66,8 @@ pub(super) struct Book {
     pub(super) violation: Option<Violation>,
     pub(super) hash: u64,
     pub(super) changes: u64,
+    /// Passes of the planner.
+    pub(super) passes: u64,
     /// Writes of ours that mean something: no Leases, no Events.
     pub(super) our_writes: u64,
     pub(super) faults: BTreeMap<Fault, u64>,
@@ -226,6 +228,7 @@ impl Book {
     }
 
     fn pass(&mut self, now: Timestamp, plan: &Plan) {
+        self.passes += 1;
         for (name, verdict) in plan.pools.iter().flat_map(|pool| &pool.nodes) {
             let known = self.verdicts.get_mut(name.as_str());
             let same = |known: &&mut Verdict| {

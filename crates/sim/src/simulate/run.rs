@@ -49,6 +49,10 @@ pub struct Run {
     pub hash: u64,
     /// Changes that the API stored.
     pub changes: u64,
+    /// Requests to the API, by user.
+    pub requests: BTreeMap<String, u64>,
+    /// Passes of the planner.
+    pub passes: u64,
     /// How many nodes there were.
     pub nodes: usize,
     /// How much time went by in the cluster.
@@ -118,6 +122,8 @@ async fn play(case: &Case, keep_trace: bool) -> Result<Run, RunError> {
         violation: book.violation.take(),
         hash: book.hash,
         changes: book.changes,
+        requests: requests(&play.api),
+        passes: book.passes,
         nodes: case.fleet.nodes,
         time: began.elapsed(),
         faults: std::mem::take(&mut book.faults),
@@ -125,6 +131,14 @@ async fn play(case: &Case, keep_trace: bool) -> Result<Run, RunError> {
         transitions: std::mem::take(&mut book.transitions),
         trace: book.trace.take().unwrap_or_default(),
     })
+}
+
+fn requests(api: &ApiServer) -> BTreeMap<String, u64> {
+    let mut by_user = BTreeMap::new();
+    for ((user, ..), count) in api.counts().by_request {
+        *by_user.entry(user).or_default() += count;
+    }
+    by_user
 }
 
 fn world(case: &Case) -> World {
