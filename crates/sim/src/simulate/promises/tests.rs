@@ -30,16 +30,13 @@ impl Scene {
     }
 
     fn fold(&mut self, resource: &str, name: &str, object: &Value) {
+        self.fold_by(By::Others, resource, name, object);
+    }
+
+    fn fold_by(&mut self, by: By, resource: &str, name: &str, object: &Value) {
         let namespace = if resource == "pods" { "gpu-operator" } else { "" };
-        let change = Change {
-            at: self.now,
-            by: By::Others,
-            request: None,
-            resource,
-            namespace,
-            name,
-            after: Some(object),
-        };
+        let change =
+            Change { at: self.now, by, request: None, resource, namespace, name, after: Some(object) };
         self.world.fold(&change);
     }
 
@@ -192,7 +189,12 @@ fn only_our_own_cordon_is_lifted_and_only_at_the_end() {
         ("validation-required", true, &["S2", "S13"][..]),
     ] {
         let mut scene = Scene::new(&one_at_a_time());
-        scene.fold("nodes", "a", &node_in(state, true, Some(ours)));
+        scene.fold_by(
+            if ours { By::Us } else { By::Others },
+            "nodes",
+            "a",
+            &node_in(state, true, Some(ours)),
+        );
         assert_eq!(scene.we_patch_node("a", &done), expected, "{state} {ours}");
     }
 }
@@ -200,7 +202,7 @@ fn only_our_own_cordon_is_lifted_and_only_at_the_end() {
 #[test]
 fn a_node_is_given_back_only_with_a_driver_that_is_ready() {
     let mut scene = Scene::new(&one_at_a_time());
-    scene.fold("nodes", "a", &node_in("uncordon-required", true, Some(true)));
+    scene.fold_by(By::Us, "nodes", "a", &node_in("uncordon-required", true, Some(true)));
     let mut broken = pod("a", "driver");
     broken["status"]["conditions"][0]["status"] = json!("False");
     scene.fold("pods", "driver-a", &broken);
