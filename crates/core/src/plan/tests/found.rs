@@ -37,3 +37,16 @@ fn a_node_that_was_given_back_because_of_a_budget_waits_for_it_even_if_pods_woul
     fleet.play();
     assert_eq!(fleet.verdict("n").state, State::UpgradeDone);
 }
+
+#[test]
+fn policies_of_two_operators_under_one_name_have_one_rollout_each() {
+    let mut fleet = Fleet::new().daemon_set("ofed", "mofed");
+    fleet.label_daemon_sets("ofed", "nvidia.com/ofed-driver");
+    let ofed = json!({"upgradePolicy": {"autoUpgrade": true, "drain": {"enable": true}}});
+    fleet.snapshot.sources.nic_cluster_policies.insert(POOL.to_owned(), ofed);
+    let mut fleet = fleet.nodes(4, NodeSpec::outdated);
+    fleet.play();
+    let rollouts: Vec<&String> = fleet.snapshot.rollouts.keys().collect();
+    assert_eq!(rollouts, ["cluster-policy-1", "cluster-policy-ofed-1"]);
+    assert!(fleet.plan().pools.iter().flat_map(|pool| pool.nodes.values()).all(|v| v.in_sync));
+}
