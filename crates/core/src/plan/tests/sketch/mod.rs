@@ -3,6 +3,7 @@
 
 mod deed;
 mod node;
+mod pod;
 
 use proptest::prelude::*;
 use proptest::sample::select;
