@@ -12,6 +12,7 @@
 //!  fleet.rs     the simulated fleet that `up` puts into the control plane
 //!  deny.rs      cargo xtask deny        one of those steps: licences, bans, sources, advisories
 //!  alerts.rs    cargo xtask alerts      another: the alert rules, with promtool
+//!  fuzz.rs      cargo xtask fuzz        another: inputs from outside, guided by coverage
 //!  cargo.rs     how cargo is called from within cargo
 //!  background.rs, elapsed.rs            a process that is safe to end by its number; times for people
 //! ```
@@ -24,6 +25,7 @@ mod chart;
 mod deny;
 mod elapsed;
 mod fleet;
+mod fuzz;
 mod go;
 mod helm;
 mod image;
@@ -61,6 +63,8 @@ enum Task {
     Deny,
     /// Test the alert rules with promtool
     Alerts,
+    /// Look for inputs from outside that break something
+    Fuzz(fuzz::Options),
     /// Run every check: format, lints, licences, tests, demo
     Test,
     /// Measure the controller on a real control plane and hold it against its bars
@@ -81,6 +85,7 @@ async fn main() -> ExitCode {
         Task::Down => up::down(),
         Task::Deny => deny::report(),
         Task::Alerts => alerts::report(),
+        Task::Fuzz(options) => fuzz::run(&options),
         Task::Test => test::run_all(),
         Task::Bench(options) => bench::run(options).await,
         Task::KeepUp(options) => up::keep(options).await,
