@@ -118,14 +118,14 @@ fn fuzz(program: &Path, target: &str, seconds: u64) -> Result<()> {
         .spawn()
         .context("start the fuzz targets")?;
     let said = child.stderr.take().map(BufReader::new);
-    let (mut runs, mut found) = (String::new(), None);
+    let (mut runs, mut found, mut told) = (String::new(), None, Vec::new());
     for line in said.into_iter().flat_map(|said| said.lines().map_while(Result::ok)) {
         if let Some(count) = line.strip_prefix("stat::number_of_executed_units:") {
             count.trim().clone_into(&mut runs);
         } else if let Some((_, path)) = line.split_once("Test unit written to ") {
             found = Some(path.trim().to_owned());
-        } else if !line.starts_with("stat::") {
-            eprintln!("{line}");
+        } else {
+            told.push(line);
         }
     }
     let status = child.wait().context("wait for the fuzz targets")?;
@@ -133,6 +133,9 @@ fn fuzz(program: &Path, target: &str, seconds: u64) -> Result<()> {
         println!("{target:<10} {runs:>10} inputs in {seconds} s, none of them breaks anything");
         return Ok(());
     }
+    // The panic and where it came from; before that libFuzzer tells of every new function that it reaches.
+    let first = told.iter().position(|line| line.contains("panicked at") || line.contains("ERROR:"));
+    told.iter().skip(first.unwrap_or(0)).for_each(|line| eprintln!("{line}"));
     let Some(path) = found else { bail!("{target}: it ended with {status}, see above.") };
     let input = fs::read(workspace().join(&path)).unwrap_or_default();
     bail!(
