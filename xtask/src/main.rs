@@ -13,6 +13,7 @@
 //!  fleet.rs     the simulated fleet that `up` puts into the control plane
 //!  deny.rs      cargo xtask deny        one of those steps: licences, bans, sources, advisories
 //!  alerts.rs    cargo xtask alerts      another: the alert rules, with promtool
+//!  fuzz.rs      cargo xtask fuzz        another: inputs from outside, guided by coverage
 //!  cargo.rs     how cargo is called from within cargo
 //!  background.rs, elapsed.rs            a process that is safe to end by its number; times for people
 //! ```
@@ -25,6 +26,7 @@ mod chart;
 mod deny;
 mod elapsed;
 mod fleet;
+mod fuzz;
 mod go;
 mod helm;
 mod image;
@@ -63,6 +65,8 @@ enum Task {
     Deny,
     /// Test the alert rules with promtool
     Alerts,
+    /// Look for inputs from outside that break something
+    Fuzz(fuzz::Options),
     /// Run every check: format, lints, licences, tests, demo
     Test,
     /// Break the program on purpose, in many small ways, and see whether the simulation finds each
@@ -85,6 +89,7 @@ async fn main() -> ExitCode {
         Task::Down => up::down(),
         Task::Deny => deny::report(),
         Task::Alerts => alerts::report(),
+        Task::Fuzz(options) => fuzz::run(&options),
         Task::Test => test::run_all(),
         Task::Mutate(options) => mutate::mutate(&options),
         Task::Bench(options) => bench::run(options).await,

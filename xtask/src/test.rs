@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::cargo::cargo;
 use crate::elapsed::Elapsed;
-use crate::{alerts, deny, helm, image, kube};
+use crate::{alerts, deny, fuzz, helm, image, kube};
 
 /// One check.
 struct Step {
@@ -23,7 +23,7 @@ struct Step {
     run: fn() -> Result<Option<String>>,
 }
 
-const STEPS: [Step; 10] = [
+const STEPS: [Step; 11] = [
     Step {
         name: "format",
         again: "cargo fmt --all --check",
@@ -39,6 +39,7 @@ const STEPS: [Step; 10] = [
     Step { name: "kubernetes", again: "cargo xtask kube", run: || kube::ensure().map(|_| None) },
     Step { name: "helm", again: "cargo xtask helm", run: || helm::ensure().map(|_| None) },
     Step { name: "tests", again: "cargo test --workspace", run: tests },
+    Step { name: "fuzzing", again: "cargo xtask fuzz", run: fuzz::check },
     Step {
         name: "demo",
         again: "cargo run --release -- demo --instant",

@@ -19,7 +19,9 @@ pub struct BadVersion(String);
 impl FromStr for DriverVersion {
     type Err = BadVersion;
     fn from_str(text: &str) -> Result<Self, BadVersion> {
-        let numbers: Option<Vec<u64>> = text.split(['.', '-']).map(|n| n.parse().ok()).collect();
+        let number =
+            |part: &str| part.bytes().all(|b| b.is_ascii_digit()).then(|| part.parse().ok()).flatten();
+        let numbers: Option<Vec<u64>> = text.split(['.', '-']).map(number).collect();
         let Some(mut numbers) = numbers.filter(|numbers| numbers.len() > 1) else {
             return Err(BadVersion(text.to_owned()));
         };
@@ -75,7 +77,9 @@ mod tests {
         let two: DriverVersion = "550.142".parse().unwrap();
         assert_eq!(two, "550.142.0".parse().unwrap());
         assert!(two < "550.142.1".parse().unwrap());
-        assert!("latest".parse::<DriverVersion>().is_err());
+        for bad in ["latest", "535.+104", "535", "", "1..2"] {
+            assert!(bad.parse::<DriverVersion>().is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -118,9 +118,10 @@ impl<'a> Member<'a> {
 
     /// It could take work again as it is: nothing was done to its driver, in this attempt or an earlier one.
     pub(super) fn has_its_old_driver(&self) -> bool {
-        let Standing::Visit(visit, walk) = self.standing else { return self.driver_ready };
+        let usable = self.driver_ready && !self.needs_driver();
+        let Standing::Visit(visit, walk) = self.standing else { return usable };
         let older = self.pod.is_some_and(|pod| visit.found(pod.created));
-        self.driver_ready && walk.attempts == 0 && older
+        usable && walk.attempts == 0 && older
     }
 
     /// Its driver is the wanted one and waits to be loaded: without that the node has no driver at all, and leaving it

@@ -78,11 +78,13 @@ fn past_budgets<'a>(
 ) -> Result<(), Reason> {
     let deletes = removal.timeout.is_some() && removal.timeout_action == TimeoutAction::Delete;
     let released = member.node.annotations.contains_key(RELEASED_ANNOTATION);
-    if deletes || (view.hopeless.is_empty() && !released) {
+    // Deleted in the end, they may stay as long as their budgets like; unless the node is given back before that.
+    let hopeless_counts = !deletes && !view.hopeless.is_empty();
+    if !hopeless_counts && !released {
         return Ok(());
     }
     let refusal = pods.find_map(|pod| {
-        let hopeless = || view.hopeless.refuses(pod);
+        let hopeless = || hopeless_counts.then(|| view.hopeless.refuses(pod)).flatten();
         let blocked = || released.then(|| blocked_now(view.snapshot, pod)).flatten();
         hopeless().or_else(blocked)
     });

@@ -133,7 +133,8 @@ fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Le
         {
             Decision::stay(Reason::OtherDriver { driver })
         }
-        State::CordonRequired if view.aborted.is_some() => {
+        // Without a driver it may start all the same: given back, it would start and be given back for ever.
+        State::CordonRequired if view.aborted.is_some() && !member.needs_driver() => {
             give_back(view, member, &NO_HOLDS, &GivenBack::Aborted)
         }
         State::CordonRequired => cordon(view, member, None),

@@ -40,7 +40,8 @@ impl TryFrom<&IntOrString> for Amount {
 }
 
 fn percent(text: &str) -> Option<Amount> {
-    let number = text.strip_suffix('%')?.parse().ok()?;
+    let digits = text.strip_suffix('%').filter(|digits| digits.bytes().all(|b| b.is_ascii_digit()))?;
+    let number = digits.parse().ok()?;
     (number <= 100).then_some(Amount::Percent(number))
 }
 
@@ -71,7 +72,7 @@ mod tests {
         let text = |t: &str| Amount::try_from(&IntOrString::String(t.to_owned()));
         assert_eq!(Amount::try_from(&IntOrString::Int(3)), Ok(Amount::Nodes(3)));
         assert_eq!(text("25%"), Ok(Amount::Percent(25)));
-        for bad in ["5", "abc", "-1%", "101%", "%", ""] {
+        for bad in ["5", "abc", "-1%", "+5%", "101%", "%", ""] {
             assert!(text(bad).is_err(), "{bad}");
         }
         assert!(Amount::try_from(&IntOrString::Int(-1)).is_err());

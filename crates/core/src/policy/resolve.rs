@@ -50,8 +50,22 @@ pub fn resolve<'a>(
         let nics = sources.nic_cluster_policies.iter().filter(|(_, ofed)| !ofed.is_null());
         pools.extend(nics.map(|(name, ofed)| from_nic_cluster_policy(name, ofed, &daemon_sets)));
     }
+    tell_apart(&mut pools);
     pools.sort_by(|a, b| a.name.cmp(&b.name));
     pools
+}
+
+/// Objects of two kinds may have one name. Pools may not: rollouts and slots go by it. Ours keeps it, then the GPU
+/// Operator's; the other's driver is added to its name.
+fn tell_apart(pools: &mut [Pool]) {
+    pools.sort_by(|a, b| a.source.cmp(&b.source));
+    for index in 1..pools.len() {
+        let (before, rest) = pools.split_at_mut(index);
+        let pool = &mut rest[0];
+        while before.iter().any(|other| other.name == pool.name) {
+            pool.name = format!("{}-{}", pool.name, pool.driver).as_str().into();
+        }
+    }
 }
 
 fn gpu_pools(sources: &Sources, namespace: &str) -> Vec<Pool> {

@@ -298,3 +298,18 @@ fn a_pattern_matches_its_name_or_its_beginning() {
         assert_eq!(Pattern(pattern.to_owned()).matches(resource), matches, "{pattern} {resource}");
     }
 }
+
+#[test]
+fn pools_have_names_of_their_own_even_if_their_objects_share_one() {
+    let mut sources = Sources::default();
+    sources.cluster_policies.insert("mine".to_owned(), cluster_policy(json!({})));
+    sources.nic_cluster_policies.insert("mine".to_owned(), json!({}));
+    let names = |sources: &Sources| {
+        let pools = pools(sources, None);
+        pools.iter().map(|pool| format!("{} of {}", pool.name, pool.source)).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&sources), ["mine of clusterpolicy/mine", "mine-ofed of nicclusterpolicy/mine"]);
+    let ofed = json!({"driver": {"name": "ofed", "daemonSets": {"selector": "app=mofed"}}});
+    sources.driver_policies.insert("mine".to_owned(), driver_policy(ofed));
+    assert_eq!(names(&sources), ["mine of driverpolicy/mine", "mine-gpu of clusterpolicy/mine"]);
+}

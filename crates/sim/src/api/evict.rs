@@ -104,7 +104,11 @@ fn take_one(budget: &Value, pod: &str, now: Value) -> Result<Value, Failure> {
     }
     let mut next = budget.clone();
     next["status"]["disruptionsAllowed"] = json!(count("disruptionsAllowed") - 1);
-    next["status"]["disruptedPods"][pod] = now;
+    let disrupted = &mut next["status"]["disruptedPods"];
+    if !disrupted.is_object() {
+        *disrupted = json!({});
+    }
+    disrupted[pod] = now;
     Ok(next)
 }
 

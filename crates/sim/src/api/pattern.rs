@@ -4,8 +4,16 @@
 //! Schema patterns are short and so are the values, which is why this is a page of code and not a dependency.
 //! A pattern that needs more matches everything: this server must not refuse what a real one accepts.
 
+use std::cell::Cell;
 use std::iter::Peekable;
 use std::str::Chars;
+
+/// Groups inside groups: each is a call inside a call.
+const DEPTH_MAX: usize = 50;
+/// Each character may be a call inside a call too.
+const TEXT_CHARS_MAX: usize = 1000;
+/// `(a*)*b` tries every way to cut a text; no pattern of a real schema comes near this.
+const STEPS_MAX: u32 = 100_000;
 
 /// A pattern that can be looked for in a text.
 #[derive(Debug)]
@@ -32,33 +40,54 @@ enum Atom {
 impl Pattern {
     pub(super) fn parse(pattern: &str) -> Self {
         let mut rest = pattern.chars().peekable();
-        let branches = parse_branches(&mut rest).filter(|_| rest.next().is_none());
+        let branches = parse_branches(&mut rest, 0).filter(|_| rest.next().is_none());
         Self(branches)
     }
 
     /// As in JSON schema, a pattern without anchors may match anywhere.
     pub(super) fn is_found_in(&self, text: &str) -> bool {
         let Some(branches) = &self.0 else { return true };
-        let text: Vec<char> = text.chars().collect();
-        (0..=text.len()).any(|start| match_branches(branches, &text, start, &mut |_| true))
+        let text = Text { chars: text.chars().collect(), steps_left: Cell::new(STEPS_MAX) };
+        if text.chars.len() > TEXT_CHARS_MAX {
+            return true;
+        }
+        let found = (0..=text.chars.len()).any(|start| match_branches(branches, &text, start, &mut |_| true));
+        found || text.steps_left.get() == 0
     }
 }
 
-fn parse_branches(rest: &mut Peekable<Chars<'_>>) -> Option<Vec<Branch>> {
+/// What is looked through, and how much longer.
+struct Text {
+    chars: Vec<char>,
+    steps_left: Cell<u32>,
+}
+
+impl Text {
+    /// One more step; false when it has taken too long.
+    fn goes_on(&self) -> bool {
+        self.steps_left.set(self.steps_left.get().saturating_sub(1));
+        self.steps_left.get() > 0
+    }
+}
+
+fn parse_branches(rest: &mut Peekable<Chars<'_>>, depth: usize) -> Option<Vec<Branch>> {
+    if depth > DEPTH_MAX {
+        return None;
+    }
     let mut branches = vec![Branch::new()];
     while let Some(next) = rest.next_if(|next| *next != ')') {
         if next == '|' {
             branches.push(Branch::new());
             continue;
         }
-        let atom = parse_atom(next, rest)?;
+        let atom = parse_atom(next, rest, depth)?;
         let (min, max) = parse_quantifier(rest)?;
         branches.last_mut()?.push(Piece { atom, min, max });
     }
     Some(branches)
 }
 
-fn parse_atom(first: char, rest: &mut Peekable<Chars<'_>>) -> Option<Atom> {
+fn parse_atom(first: char, rest: &mut Peekable<Chars<'_>>, depth: usize) -> Option<Atom> {
     Some(match first {
         '^' => Atom::Start,
         '$' => Atom::End,
@@ -67,7 +96,7 @@ fn parse_atom(first: char, rest: &mut Peekable<Chars<'_>>) -> Option<Atom> {
             if rest.next_if_eq(&'?').is_some() {
                 rest.next_if_eq(&':')?;
             }
-            let branches = parse_branches(rest)?;
+            let branches = parse_branches(rest, depth + 1)?;
             rest.next_if_eq(&')')?;
             Atom::Group(branches)
         }
@@ -135,16 +164,11 @@ fn parse_quantifier(rest: &mut Peekable<Chars<'_>>) -> Option<(usize, usize)> {
 }
 
 /// Tries every way to match; `then` gets the place behind each and says whether the rest fits.
-fn match_branches(
-    branches: &[Branch],
-    text: &[char],
-    at: usize,
-    then: &mut dyn FnMut(usize) -> bool,
-) -> bool {
+fn match_branches(branches: &[Branch], text: &Text, at: usize, then: &mut dyn FnMut(usize) -> bool) -> bool {
     branches.iter().any(|branch| match_pieces(branch, text, at, then))
 }
 
-fn match_pieces(pieces: &[Piece], text: &[char], at: usize, then: &mut dyn FnMut(usize) -> bool) -> bool {
+fn match_pieces(pieces: &[Piece], text: &Text, at: usize, then: &mut dyn FnMut(usize) -> bool) -> bool {
     match pieces.split_first() {
         None => then(at),
         Some((piece, rest)) => {
@@ -156,11 +180,12 @@ fn match_pieces(pieces: &[Piece], text: &[char], at: usize, then: &mut dyn FnMut
 fn match_times(
     piece: &Piece,
     done: usize,
-    text: &[char],
+    text: &Text,
     at: usize,
     then: &mut dyn FnMut(usize) -> bool,
 ) -> bool {
-    let once_more = done < piece.max
+    let once_more = text.goes_on()
+        && done < piece.max
         && match_atom(&piece.atom, text, at, &mut |behind| {
             // A repetition that consumes nothing would go on forever.
             (behind > at || done < piece.min) && match_times(piece, done + 1, text, behind, then)
@@ -168,13 +193,13 @@ fn match_times(
     once_more || (done >= piece.min && then(at))
 }
 
-fn match_atom(atom: &Atom, text: &[char], at: usize, then: &mut dyn FnMut(usize) -> bool) -> bool {
+fn match_atom(atom: &Atom, text: &Text, at: usize, then: &mut dyn FnMut(usize) -> bool) -> bool {
     match atom {
         Atom::Start => at == 0 && then(at),
-        Atom::End => at == text.len() && then(at),
-        Atom::Any => at < text.len() && then(at + 1),
+        Atom::End => at == text.chars.len() && then(at),
+        Atom::Any => at < text.chars.len() && then(at + 1),
         Atom::Class { ranges, negated } => {
-            let Some(next) = text.get(at) else { return false };
+            let Some(next) = text.chars.get(at) else { return false };
             let inside = ranges.iter().any(|(low, high)| (low..=high).contains(&next));
             inside != *negated && then(at + 1)
         }
@@ -203,6 +228,14 @@ mod tests {
             assert!(Pattern::parse(pattern).is_found_in(yes), "{pattern} {yes}");
             assert!(!Pattern::parse(pattern).is_found_in(no), "{pattern} {no}");
         }
+    }
+
+    #[test]
+    fn what_takes_too_long_refuses_nothing() {
+        assert!(Pattern::parse("^(a*)*b$").is_found_in(&"a".repeat(40)));
+        assert!(Pattern::parse(&"(".repeat(100_000)).is_found_in("a"));
+        assert!(Pattern::parse("^.*b$").is_found_in(&"a".repeat(100_000)));
+        assert!(!Pattern::parse("^.*b$").is_found_in(&"a".repeat(TEXT_CHARS_MAX)));
     }
 
     #[test]

@@ -205,6 +205,7 @@ fn keep_other_door(call: &Call, before: &Value, next: &mut Value) {
 fn admit(call: &Call, object: &mut Value) -> Result<(), Failure> {
     drop_empty_metadata(&mut object["metadata"]);
     if !call.kind.is_custom {
+        check_parts(call, object)?;
         if call.subresource() != "status" {
             defaults::fill_spec(&call.kind.kind, object);
         }
@@ -230,6 +231,17 @@ fn admit(call: &Call, object: &mut Value) -> Result<(), Failure> {
     }
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
     Err(validate::invalid(&call.kind, name, &causes))
+}
+
+/// The built-in kinds have no schema here; what the server itself writes into must at least be there to write into.
+fn check_parts(call: &Call, object: &Value) -> Result<(), Failure> {
+    let odd = |part: &&str| !object[*part].is_null() && !object[*part].is_object();
+    let Some(part) = ["spec", "status"].into_iter().find(odd) else { return Ok(()) };
+    let Kind { kind, .. } = call.kind.as_ref();
+    let version = &call.info.version;
+    Err(Failure::bad_request(format!(
+        "{kind} in version \"{version}\" cannot be handled as a {kind}: the field {part} is not an object"
+    )))
 }
 
 /// Go's `omitempty`: an empty map or list in the metadata is the same as none.

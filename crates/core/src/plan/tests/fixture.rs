@@ -397,7 +397,7 @@ impl Fleet {
         let mut node = Node::new(uid, version, spec.labels, annotations);
         (node.unschedulable, node.ready) = (spec.unschedulable, spec.ready);
         self.snapshot.nodes.insert(name.clone(), node);
-        let drivers: Vec<(DriverName, Uid)> = self.drivers();
+        let drivers: Vec<(DriverName, Uid)> = self.drivers(&name);
         for (driver, daemon_set) in drivers {
             let uid = driver_uid(driver.as_str(), name.as_str());
             self.put_driver(driver.as_str(), &name, uid, &daemon_set, spec.revision, after(-7200));
@@ -414,12 +414,15 @@ impl Fleet {
         (1..=count).fold(self, |fleet, i| fleet.with(make(node(&format!("gpu-{i}")))))
     }
 
-    fn drivers(&self) -> Vec<(DriverName, Uid)> {
-        let driver = |uid: &Uid| {
+    /// The drivers whose DaemonSets are meant for this node. `gpu-x` is another DaemonSet of driver gpu.
+    fn drivers(&self, node: &NodeName) -> Vec<(DriverName, Uid)> {
+        let labels = self.snapshot.nodes[node].labels();
+        let meant = |ds: &DaemonSet| ds.node_selector.iter().all(|(k, v)| labels.get(k) == Some(v));
+        let driver = |(uid, ds): (&Uid, &DaemonSet)| {
             let name = uid.as_str().strip_prefix("uid-")?.strip_suffix("-daemonset")?;
-            Some((name.into(), uid.clone()))
+            meant(ds).then(|| (name.split('-').next().unwrap_or(name).into(), uid.clone()))
         };
-        self.snapshot.daemon_sets.keys().filter_map(driver).collect()
+        self.snapshot.daemon_sets.iter().filter_map(driver).collect()
     }
 
     fn tick(&mut self) -> u64 {
@@ -446,7 +449,7 @@ impl Fleet {
         };
         let version = ResourceVersion::from(self.tick());
         let pod = Pod {
-            labels: Labels::from([("app".to_owned(), app.clone())]),
+            labels: self.snapshot.daemon_sets[daemon_set].labels.clone(),
             revision: Some(revision.into()),
             owner: Some(Owner { kind: OwnerKind::DaemonSet, name: app.into(), uid: daemon_set.clone() }),
             ready: !crashes,
@@ -700,8 +703,8 @@ impl Fleet {
     /// The driver pod goes, the DaemonSet makes a new one of its newest revision, which comes up or crashes.
     fn restart(&mut self, restart: &RestartDriver) {
         let RestartDriver { driver, pod, .. } = restart;
-        self.take(pod);
-        let daemon_set = daemon_set_uid(driver.as_str());
+        let owner = self.take(pod).owner;
+        let daemon_set = owner.map_or_else(|| daemon_set_uid(driver.as_str()), |owner| owner.uid);
         let revisions = self.snapshot.revisions.values().filter(|r| r.owner == daemon_set);
         let newest = revisions.max_by_key(|r| r.number).unwrap().hash.clone();
         let uid = format!("{}-{}", driver_uid(driver.as_str(), pod.node.as_str()), self.tick()).into();
@@ -753,6 +756,51 @@ impl Fleet {
     pub(super) fn screen(&self) -> String {
         let line = |(name, v): (&NodeName, &Verdict)| format!("{name} {} | {}\n", v.state, v.reason);
         self.pool().nodes.iter().map(line).collect()
+    }
+
+    /// A DaemonSet, and the pods that it makes from now on, get a label without a value.
+    pub(super) fn label_daemon_sets(&mut self, driver: &str, key: &str) -> &mut DaemonSet {
+        let daemon_set = self.snapshot.daemon_sets.get_mut(&daemon_set_uid(driver)).unwrap();
+        daemon_set.labels.insert(key.to_owned(), String::new());
+        daemon_set
+    }
+
+    /// The rollouts that the planner would begin now are there, and somebody has aborted them.
+    pub(super) fn abort_rollouts(&mut self) {
+        for action in self.plan().actions {
+            if let Action::CreateRollout { name, mut spec } = action {
+                spec.abort = true;
+                let version = self.tick().into();
+                let rollout = Rollout { version, spec, status: None, said_at: None };
+                self.snapshot.rollouts.insert(name, rollout);
+            }
+        }
+    }
+
+    /// The node's gpu driver pod, if it has one, is not ready any more.
+    pub(super) fn break_driver(&mut self, node: &str) {
+        if let Some(pod) =
+            self.snapshot.pods.get_mut(node).and_then(|p| p.get_mut(&driver_pod_name("gpu", node)))
+        {
+            pod.ready = false;
+        }
+    }
+
+    /// Somebody pauses or resumes everything.
+    pub(super) fn pause(&mut self, pause: bool) {
+        let sources = &mut self.snapshot.sources;
+        for policy in sources.driver_policies.values_mut() {
+            policy.upgrade_policy.auto_upgrade = Some(!pause);
+        }
+        for policy in sources.cluster_policies.values_mut() {
+            policy.driver["upgradePolicy"]["autoUpgrade"] = (!pause).into();
+        }
+        for policy in sources.nvidia_drivers.values_mut() {
+            policy["autoUpgrade"] = (!pause).into();
+        }
+        for policy in sources.nic_cluster_policies.values_mut() {
+            policy["upgradePolicy"]["autoUpgrade"] = (!pause).into();
+        }
     }
 
     /// The gpu driver's DaemonSet.

@@ -17,6 +17,9 @@
 //! | `rollouts` | what is said about the pool as a whole |
 //! | `promises` | bad plans are caught |
 //! | `properties` | what holds for any fleet |
+//! | `found` | … and what has found its way here from there |
+//! | `judge` | … counted apart from the planner |
+//! | `sketch` | … and any fleet, drawn by chance |
 
 mod answers;
 mod clients;
@@ -24,12 +27,15 @@ mod coming_back;
 mod corners;
 mod drivers;
 mod fixture;
+mod found;
 mod health;
+mod judge;
 mod people;
 mod pods;
 mod pools;
 mod promises;
 mod properties;
 mod rollouts;
+mod sketch;
 mod slots;
 mod table;

@@ -3,343 +3,15 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use proptest::sample::select;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::fixture::*;
+use super::judge::{checked_step, explains, within_limits};
+use super::sketch::{amounts, deeds, sketches};
 use crate::action::Action;
 use crate::contract::State;
 use crate::names::{NodeName, ObjectName};
 use crate::plan::plan;
-use crate::snapshot::{Object, Pending, Phase, SetbackKind};
-
-/// A fleet as proptest draws it.
-#[derive(Clone, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
-struct Sketch {
-    nodes: Vec<NodeSketch>,
-    parallel: u32,
-    unavailable: Value,
-    paused: bool,
-    drain: Option<bool>,
-    timeout_delete: bool,
-    wait_for_jobs: bool,
-    budget: Option<i32>,
-    two_drivers: bool,
-    new_version: bool,
-}
-
-/// A node as proptest draws it: any state, with whatever does or does not belong to it.
-#[derive(Clone, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
-struct NodeSketch {
-    state: State,
-    other_state: State,
-    /// With its visit record, if that state has one.
-    recorded: bool,
-    label: LabelSketch,
-    outdated: bool,
-    driver: DriverSketch,
-    cordoned: Option<bool>,
-    our_cordon: bool,
-    ready: bool,
-    skipped: bool,
-    requested: bool,
-    waits_for_load: bool,
-    crashes: bool,
-    stale_validator: bool,
-    pods: Vec<PodSketch>,
-    api: ApiSketch,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum LabelSketch {
-    Honest,
-    Removed,
-    Retry,
-    Nonsense,
-    Scribbled,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum DriverSketch {
-    Ready,
-    NotReady,
-    Missing,
-    Replaced,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum ApiSketch {
-    Quiet,
-    Writing,
-    Stale,
-    Refuses,
-}
-
-#[derive(Clone, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
-struct PodSketch {
-    bare: bool,
-    empty_dir: bool,
-    daemon: bool,
-    budgeted: bool,
-    drain_skip: bool,
-    gpus: u32,
-    phase: Phase,
-    /// It came only now.
-    new: bool,
-}
-
-fn pods() -> impl Strategy<Value = PodSketch> {
-    let phase =
-        prop_oneof![6 => Just(Phase::Running), 1 => Just(Phase::Pending), 1 => Just(Phase::Succeeded)];
-    let rarely = || prop::bool::weighted(0.15);
-    (rarely(), rarely(), rarely(), any::<bool>(), rarely(), 0..3_u32, phase, rarely()).prop_map(
-        |(bare, empty_dir, daemon, budgeted, drain_skip, gpus, phase, new)| PodSketch {
-            bare,
-            empty_dir,
-            daemon,
-            budgeted,
-            drain_skip,
-            gpus,
-            phase,
-            new,
-        },
-    )
-}
-
-fn nodes() -> impl Strategy<Value = NodeSketch> {
-    let label = prop_oneof![
-        12 => Just(LabelSketch::Honest),
-        1 => Just(LabelSketch::Removed),
-        1 => Just(LabelSketch::Retry),
-        1 => Just(LabelSketch::Nonsense),
-        1 => Just(LabelSketch::Scribbled),
-    ];
-    let driver = prop_oneof![
-        6 => Just(DriverSketch::Ready),
-        1 => Just(DriverSketch::NotReady),
-        1 => Just(DriverSketch::Missing),
-        1 => Just(DriverSketch::Replaced),
-    ];
-    let api = prop_oneof![
-        9 => Just(ApiSketch::Quiet),
-        1 => Just(ApiSketch::Writing),
-        1 => Just(ApiSketch::Stale),
-        1 => Just(ApiSketch::Refuses),
-    ];
-    let rarely = || prop::bool::weighted(0.15);
-    let mostly = || prop::bool::weighted(0.85);
-    let state = || select(State::ALL.to_vec());
-    let place = (state(), state(), mostly(), label, any::<bool>(), driver);
-    let wishes = (rarely(), rarely());
-    let service = (prop::option::weighted(0.2, any::<bool>()), mostly(), mostly(), rarely(), wishes);
-    (place, service, rarely(), rarely(), prop::collection::vec(pods(), 0..3), api).prop_map(
-        |(place, service, crashes, stale_validator, pods, api)| {
-            let (state, other_state, recorded, label, outdated, driver) = place;
-            let (cordoned, our_cordon, ready, skipped, (requested, waits_for_load)) = service;
-            NodeSketch {
-                state,
-                other_state,
-                recorded,
-                label,
-                outdated,
-                driver,
-                cordoned,
-                our_cordon,
-                ready,
-                skipped,
-                requested,
-                waits_for_load,
-                crashes,
-                stale_validator,
-                pods,
-                api,
-            }
-        },
-    )
-}
-
-fn amounts() -> impl Strategy<Value = Value> {
-    prop_oneof![(0..6_u32).prop_map(|n| json!(n)), (0..=100_u32).prop_map(|p| json!(format!("{p}%")))]
-}
-
-fn sketches() -> impl Strategy<Value = Sketch> {
-    let fleet = prop::collection::vec(nodes(), 1..8);
-    let limits = (0..4_u32, amounts(), prop::bool::weighted(0.1));
-    let ways = (prop::option::of(any::<bool>()), any::<bool>(), any::<bool>(), prop::option::of(0..3_i32));
-    (fleet, limits, ways, any::<bool>(), any::<bool>()).prop_map(
-        |(nodes, limits, ways, two_drivers, new_version)| {
-            let (parallel, unavailable, paused) = limits;
-            let (drain, timeout_delete, wait_for_jobs, budget) = ways;
-            Sketch {
-                nodes,
-                parallel,
-                unavailable,
-                paused,
-                drain,
-                timeout_delete,
-                wait_for_jobs,
-                budget,
-                two_drivers,
-                new_version,
-            }
-        },
-    )
-}
-
-impl PodSketch {
-    fn spec(&self, name: &str) -> PodSpec {
-        let mut spec = pod(name).gpus(self.gpus).phase(self.phase);
-        if self.bare {
-            spec = spec.bare();
-        }
-        if self.daemon {
-            spec = spec.of_daemon_set();
-        }
-        if self.empty_dir {
-            spec = spec.with_empty_dir();
-        }
-        if self.budgeted {
-            spec = spec.label("app", "web");
-        }
-        if self.drain_skip {
-            spec = spec.label(&keys("gpu").drain_skip, "true");
-        }
-        if self.new { spec.created(noon()) } else { spec }
-    }
-}
-
-impl NodeSketch {
-    fn spec(&self, name: &str) -> NodeSpec {
-        let mut spec = node(name);
-        if self.outdated {
-            spec = spec.outdated();
-        }
-        if self.recorded {
-            spec = spec.at(self.state);
-            if self.state == State::UpgradeFailed
-                || (self.state.in_flight() && self.state != State::CordonRequired)
-            {
-                spec = spec.visit(|visit| visit.holds.cordon = self.our_cordon);
-            }
-        } else {
-            spec = spec.labelled(self.state);
-        }
-        spec = match self.cordoned {
-            Some(true) => spec.cordoned(),
-            Some(false) => spec.uncordoned(),
-            None => spec,
-        };
-        if !self.ready {
-            spec = spec.not_ready();
-        }
-        if self.skipped {
-            spec = spec.skipped();
-        }
-        if self.requested {
-            spec = spec.annotation(&keys("gpu").requested, "true");
-        }
-        if self.waits_for_load {
-            spec = spec.annotation(&keys("gpu").safe_load, "true");
-        }
-        if self.other_state != State::Unknown {
-            spec = spec.label(&keys("ofed").state, self.other_state.as_str());
-        }
-        self.pods.iter().enumerate().fold(spec, |spec, (i, pod)| spec.pod(pod.spec(&format!("{name}-{i}"))))
-    }
-
-    /// What cannot be said of a node in the making.
-    fn finish(&self, fleet: &mut Fleet, name: &str, quiet: bool) {
-        match self.label {
-            LabelSketch::Honest => {}
-            LabelSketch::Removed => fleet.set_label(name, ""),
-            LabelSketch::Retry => fleet.set_label(name, "upgrade-required"),
-            LabelSketch::Nonsense => fleet.set_label(name, "upgrade-perhaps"),
-            LabelSketch::Scribbled => fleet.set_record(name, "scribble"),
-        }
-        match self.driver {
-            DriverSketch::Ready => {}
-            DriverSketch::NotReady => fleet.driver_mut(name).ready = false,
-            DriverSketch::Missing => fleet.remove_pods(name, |pod| pod.name.name.contains("gpu-driver")),
-            DriverSketch::Replaced => fleet.driver_mut(name).uid = "by-hand".into(),
-        }
-        if self.stale_validator {
-            fleet.validator_mut(name).started = Some(after(-9000));
-        }
-        if self.crashes {
-            fleet.crashes_on.insert(name.to_owned());
-        }
-        let object = Object::Node(name.into());
-        match self.api {
-            _ if quiet => {}
-            ApiSketch::Quiet => {}
-            ApiSketch::Writing => {
-                let pending =
-                    Pending { moving_to: Some(("gpu".into(), State::CordonRequired)), on_node: None };
-                fleet.snapshot.in_flight.insert(object, pending);
-            }
-            ApiSketch::Stale => fleet.setback(object, SetbackKind::Stale, after(5)),
-            ApiSketch::Refuses => fleet.setback(object, SetbackKind::Error("no".into()), after(5)),
-        }
-    }
-}
-
-impl Sketch {
-    fn options(&self) -> Value {
-        let mut options = json!({
-            "autoUpgrade": !self.paused,
-            "maxParallelUpgrades": self.parallel,
-            "maxUnavailable": self.unavailable,
-            "gpuPodDeletion": {"timeoutAction": if self.timeout_delete { "Delete" } else { "Fail" }},
-        });
-        if let Some(force) = self.drain {
-            options["drain"] = json!({"enable": true, "force": force, "deleteEmptyDir": force});
-        }
-        if self.wait_for_jobs {
-            options["waitForCompletion"] = json!({"podSelector": "app=web", "timeoutSeconds": 30});
-        }
-        options
-    }
-
-    /// The fleet; `quiet` without writes under way or refused.
-    fn fleet(&self, quiet: bool) -> Fleet {
-        self.fleet_in_order(quiet, &(0..self.nodes.len()).collect::<Vec<_>>())
-    }
-
-    fn fleet_in_order(&self, quiet: bool, order: &[usize]) -> Fleet {
-        let mut fleet = if self.two_drivers {
-            let ofed = json!({"driver": {"name": "ofed", "daemonSets": {"selector": "app=mofed"}}, "upgradePolicy": self.options()});
-            let gpu = json!({"driver": {"name": "gpu", "validator": {"selector": "app=nvidia-operator-validator"}}, "upgradePolicy": self.options()});
-            Fleet::without_policy()
-                .daemon_set("ofed", "mofed")
-                .driver_policy("gpu", gpu)
-                .driver_policy("ofed", ofed)
-        } else {
-            Fleet::new().policy(self.options())
-        };
-        if self.new_version {
-            fleet.publish("gpu", 3, "newer");
-        }
-        if let Some(allowed) = self.budget {
-            fleet = fleet.budget("web", allowed);
-        }
-        for i in order {
-            let (name, sketch) = (format!("gpu-{i}"), &self.nodes[*i]);
-            fleet = fleet.with(sketch.spec(&name));
-            sketch.finish(&mut fleet, &name, quiet);
-        }
-        // Versions differ with the order of arrival; what is planned must not.
-        for node in fleet.snapshot.nodes.values_mut() {
-            node.version = 1000.into();
-        }
-        for setback in fleet.snapshot.setbacks.values_mut() {
-            setback.seen = 1000.into();
-        }
-        fleet
-    }
-}
 
 /// A few hundred cases; `PROPTEST_CASES=20000` for a longer look, `PROPTEST_RNG_SEED` to see one again.
 fn config() -> ProptestConfig {
@@ -354,11 +26,52 @@ proptest! {
     fn no_plan_breaks_a_promise_and_every_member_has_one_verdict(sketch in sketches()) {
         let fleet = sketch.fleet(false);
         let plan = fleet.plan(); // asserts that there are no violations
-        let members: BTreeSet<&NodeName> = fleet.snapshot.nodes.keys().collect();
-        prop_assert_eq!(plan.pools.len(), if sketch.two_drivers { 2 } else { 1 });
-        for pool in &plan.pools {
-            prop_assert_eq!(pool.nodes.keys().collect::<BTreeSet<_>>(), members.clone());
+        let found: Vec<_> = plan.pools.iter().map(|p| (&p.name, p.nodes.keys().collect::<BTreeSet<_>>())).collect();
+        let expected = sketch.pools();
+        prop_assert_eq!(found.len(), expected.len());
+        for ((name, nodes), (pool, members)) in found.iter().zip(&expected) {
+            prop_assert_eq!(*name, pool);
+            let members: BTreeSet<NodeName> = members.iter().map(|i| format!("gpu-{i}").into()).collect();
+            prop_assert_eq!(nodes.iter().copied().cloned().collect::<BTreeSet<_>>(), members);
         }
+    }
+
+    #[test]
+    fn every_reason_has_words_and_who_is_not_done_has_a_culprit_and_a_next_step(sketch in sketches()) {
+        let fleet = sketch.fleet(false);
+        explains(&fleet.snapshot, &fleet.plan())?;
+    }
+
+    #[test]
+    fn starts_never_exceed_either_limit_counted_from_the_facts(sketch in sketches()) {
+        let fleet = sketch.fleet(false);
+        within_limits(&sketch, &fleet.snapshot, &fleet.plan())?;
+    }
+
+    #[test]
+    fn walks_follow_the_table_and_visits_keep_their_beginning_whatever_happens_meanwhile(
+        sketch in sketches(),
+        deeds in deeds(),
+    ) {
+        let mut fleet = sketch.fleet(true);
+        for (serial, (node, deed)) in (0..).zip(deeds) {
+            for _ in 0..3 {
+                checked_step(&sketch, &mut fleet)?;
+            }
+            deed.happen(&mut fleet, &format!("gpu-{}", node % sketch.nodes.len()), serial);
+        }
+        // Left alone, it comes to rest again.
+        let bound = 150 * (sketch.nodes.len() + 2);
+        let mut rests = false;
+        for _ in 0..bound {
+            let wake_at = fleet.plan().wake_at;
+            if !checked_step(&sketch, &mut fleet)? {
+                let Some(at) = wake_at else { rests = true; break };
+                fleet.snapshot.now = fleet.snapshot.now.max(at);
+            }
+        }
+        prop_assert!(rests, "no end after {} passes:\n{}", bound, fleet.story.join("\n"));
+        explains(&fleet.snapshot, &fleet.plan())?;
     }
 
     #[test]
@@ -437,7 +150,7 @@ proptest! {
         crashing in prop::collection::btree_set(0..9_usize, 0..3),
         working in prop::collection::btree_set(0..9_usize, 0..9),
     ) {
-        let options = json!({"maxParallelUpgrades": parallel, "maxUnavailable": unavailable});
+        let options = json!({"maxParallelUpgrades": parallel, "maxUnavailable": unavailable.json()});
         let mut fleet = (0..count).fold(Fleet::new().policy(options), |fleet, i| {
             let mut spec = node(&format!("gpu-{i}")).outdated();
             if foreign.contains(&i) {
