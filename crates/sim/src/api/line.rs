@@ -16,6 +16,8 @@ pub(super) struct Line {
     pub(super) stalled: BTreeMap<String, Instant>,
     /// Every event comes twice.
     pub(super) doubles: bool,
+    /// History up to this version is gone for this user.
+    pub(super) forgotten: u64,
 }
 
 /// A handle to the lines of all users.
@@ -28,6 +30,13 @@ impl Lines {
         self.change(user, |line| line.cuts += 1);
         let store = lock(&self.0);
         store.tables.values().for_each(|table| table.wake_all());
+    }
+
+    /// Ends the watches of `user`, and drops the history for it: it gets 410 and lists again.
+    pub fn forget(&self, user: &str) {
+        let version = lock(&self.0).version;
+        self.change(user, |line| line.forgotten = version);
+        self.cut(user);
     }
 
     /// Keeps changes of `resource` (`pods`, `daemonsets.apps`) from `user` until then.

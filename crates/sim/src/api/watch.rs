@@ -160,9 +160,10 @@ impl Watch {
             self.is_over = true;
             return events;
         };
-        if self.cursor < table.compacted {
+        let compacted = table.compacted.max(line.map_or(0, |line| line.forgotten));
+        if self.cursor < compacted {
             self.is_over = true;
-            let gone = Failure::expired(self.cursor, table.compacted).status();
+            let gone = Failure::expired(self.cursor, compacted).status();
             push_event(&mut events, "ERROR", gone.to_string().as_bytes());
             return events;
         }

@@ -1,7 +1,7 @@
 //! The cluster during a scenario: how it is opened, what can be seen of it, and what a script waits for.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -27,8 +27,8 @@ use crate::fleet::Fleet;
 const PATIENCE: Duration = Duration::from_mins(2);
 /// Longer than any scenario.
 const NEVER: Duration = Duration::from_hours(24);
-/// How late a controller hears of something: longer than most things take.
-const LATE: Duration = Duration::from_secs(10);
+/// How late a controller hears of something: longer than most steps take, shorter than any deadline of a story.
+const LATE: Duration = Duration::from_secs(2);
 /// The controller's name for the API.
 const CONTROLLER: &str = "pitcrew";
 /// How often the API is asked for what no watch tells.
@@ -42,9 +42,9 @@ pub enum Disturbance {
         /// After.
         made: bool,
     },
-    /// It hears of a change, and of those of the same kind after it, ten seconds late.
+    /// It hears of a change, and of those of the same kind after it, two seconds late.
     SeesLate,
-    /// It never hears of a change, but finds the state of ten seconds later in a new list.
+    /// It never hears of a change, but finds the state of two seconds later in a new list.
     Misses,
 }
 
@@ -81,6 +81,8 @@ pub struct Stage {
     recording: watch::Sender<Scene>,
     controllers: Arc<Controllers>,
     recorder: JoinHandle<()>,
+    /// The controller may be blind for a while: its way is another one then, and only its end counts.
+    blinded: AtomicBool,
 }
 
 impl Drop for Stage {
@@ -113,7 +115,8 @@ impl Stage {
             reasons: watch::Sender::default(),
         });
         let fleet = scenario.fleet.clone();
-        let mut stage = Self { cluster, fleet, scene, recording, controllers, recorder };
+        let mut stage =
+            Self { cluster, fleet, scene, recording, controllers, recorder, blinded: AtomicBool::new(false) };
         stage.start_controller();
         stage
             .until("every node is upgrade-done to begin with", |scene| scene.all(State::UpgradeDone))
@@ -137,8 +140,8 @@ impl Stage {
     pub fn disturb(&self, disturbance: Disturbance, point: u64) -> Arc<AtomicU64> {
         let writes = Arc::new(AtomicU64::new(0));
         let Some(api) = self.cluster.api.clone() else { return writes };
+        self.blinded.store(!matches!(disturbance, Disturbance::Killed { .. }), Ordering::Relaxed);
         let (counted, controllers, lines) = (writes.clone(), self.controllers.clone(), api.lines());
-        let server = api.clone();
         api.on_request_as("disturbance", move |request| {
             if !disturbance.is_about(request) || counted.fetch_add(1, Ordering::Relaxed) + 1 != point {
                 return None;
@@ -158,11 +161,10 @@ impl Stage {
                 }
                 Disturbance::Misses => {
                     lines.stall(CONTROLLER, &resource_of(request), Instant::now() + LATE);
-                    let (lines, server) = (lines.clone(), server.clone());
+                    let lines = lines.clone();
                     tokio::spawn(async move {
                         tokio::time::sleep(LATE).await;
-                        server.compact();
-                        lines.cut(CONTROLLER);
+                        lines.forget(CONTROLLER);
                     });
                     None
                 }
@@ -254,6 +256,11 @@ impl Stage {
     /// What was recorded so far.
     pub fn trace(&self) -> Trace {
         self.scene().into_trace()
+    }
+
+    /// Whether the controller may be blind for a while.
+    pub fn is_blinded(&self) -> bool {
+        self.blinded.load(Ordering::Relaxed)
     }
 
     /// Waits until `holds`, which `what` describes.

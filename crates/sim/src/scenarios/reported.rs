@@ -388,12 +388,7 @@ async fn template_seen_late(stage: &mut Stage) -> Outcome {
     let late = Instant::now() + Duration::from_secs(10);
     embedded_api(stage)?.lines().stall("pitcrew", "daemonsets.apps", late);
     stage.set_version(NEW).await?;
-    stage.until("its driver is to be restarted", |s| s.count(State::PodRestartRequired) > 0).await?;
-    let driver = stage.driver_pod("gpu-01").await?;
-    tokio::time::sleep(Duration::from_secs(5)).await;
-    must(stage.driver_pod("gpu-01").await? == driver, || {
-        "its driver was restarted under running work".into()
-    })?;
+    stage.until("the node is on its way", |scene| !scene.visited.is_empty()).await?;
     stage.until_done().await?;
     let emptied = |path: &Vec<State>| path.contains(&State::PodDeletionRequired);
     let trace = stage.trace();

@@ -107,8 +107,7 @@ impl Weather {
     }
 
     pub(super) fn compact(&self, user: &str) {
-        self.api.compact();
-        self.api.lines().cut(user);
+        self.api.lines().forget(user);
     }
 
     pub(super) fn stall(&self, user: &str, which: u32, until: Instant) {
