@@ -4,7 +4,7 @@ use super::call::Call;
 use super::kinds::{Kind, Trait};
 use super::reply::Failure;
 use super::store::Object;
-use super::{validate, write};
+use super::validate;
 use serde_json::Value;
 
 /// 422 for one fault outside of the schema.
@@ -49,7 +49,7 @@ pub(super) fn preconditions(call: &Call, before: &Object, next: &Value) -> Resul
         }
         version if version.is_empty() || version == before.meta("resourceVersion") => {
             // A patch is not a statement about the whole object, so a wrong UID is a change and not a mistake.
-            let is_ignored = call.subresource() == "status" && write::keeps_metadata(&call.kind);
+            let is_ignored = call.subresource() == "status" && call.kind.is_custom;
             if !is_other || is_ignored {
                 return Ok(());
             }
@@ -111,6 +111,12 @@ pub(super) fn pod_spec(call: &Call, before: &Value, next: &Value) -> Result<(), 
     if before["spec"] == next["spec"] {
         return Ok(());
     }
+    let name = before["metadata"]["name"].as_str().unwrap_or_default();
+    let deadline = |pod: &Value| pod["spec"]["activeDeadlineSeconds"].as_i64();
+    if deadline(before).is_some() && deadline(next).is_none() {
+        let why = "must not update from a positive integer to nil value";
+        return Err(invalid(call, name, validate::Cause::invalid("spec.activeDeadlineSeconds", "null", why)));
+    }
     let fixed = |pod: &Value| {
         let mut spec = pod["spec"].clone();
         if let Some(spec) = spec.as_object_mut() {
@@ -125,6 +131,5 @@ pub(super) fn pod_spec(call: &Call, before: &Value, next: &Value) -> Result<(), 
                `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to \
                existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was \
                previously negative)";
-    let name = before["metadata"]["name"].as_str().unwrap_or_default();
     Err(invalid(call, name, validate::Cause::forbidden("spec", why)))
 }
