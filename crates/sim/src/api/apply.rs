@@ -7,10 +7,10 @@
 
 use super::call::Call;
 use super::lists::{ListRule, Lists, same_item};
-use super::patch;
 use super::reply::Failure;
 use super::store::{Name, Object, Store};
 use super::write;
+use super::{patch, typed};
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -33,6 +33,18 @@ pub(super) struct Manager {
     name: String,
     subresource: String,
     applies: bool,
+}
+
+impl Manager {
+    /// As a conflict names it.
+    fn named(&self, version: &str) -> String {
+        let door = match self.subresource.as_str() {
+            "" => String::new(),
+            subresource => format!(" with subresource \"{subresource}\""),
+        };
+        let way = if self.applies { String::new() } else { format!(" using {version}") };
+        format!("\"{}\"{door}{way}", self.name)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,11 +75,15 @@ fn show(path: &[Step]) -> String {
 /// Creates or changes the object that the call names.
 pub(super) fn apply(store: &mut Store, call: &Call) -> Result<(StatusCode, Arc<Object>), Failure> {
     if call.options.text("fieldManager").is_empty() {
-        return Err(Failure::bad_request(
-            "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch",
-        ));
+        return Err(no_manager());
     }
-    let config = call.object()?;
+    if !call.subresource().is_empty() {
+        store.get(&call.resource, &call.name())?;
+    }
+    if call.kind.is_custom {
+        typed::check(call, &call.body()?)?;
+    }
+    let config = call.config(store)?;
     if !config["metadata"]["managedFields"].is_null() {
         return Err(Failure::bad_request("metadata.managedFields must be nil"));
     }
@@ -80,7 +96,9 @@ pub(super) fn apply(store: &mut Store, call: &Call) -> Result<(StatusCode, Arc<O
         return create(store, call, config, (manager, wanted));
     };
     let known = store.table(&call.resource)?.owners.get(&name).cloned();
-    let mut owners = known.unwrap_or_else(|| before_first_apply(before.value(), lists));
+    let unapplied =
+        if known.is_none() { before_first_apply(before.value(), lists) } else { Ownership::new() };
+    let mut owners = known.as_ref().unwrap_or(&unapplied).clone();
     take_fields(&mut owners, &manager, &wanted, call)?;
     let mut next = before.value().clone();
     let previous = owners.remove(&manager).unwrap_or_default();
@@ -89,11 +107,26 @@ pub(super) fn apply(store: &mut Store, call: &Call) -> Result<(StatusCode, Arc<O
             remove(&mut next, path);
         }
     }
-    patch::strategic(&mut next, &config, "", lists);
-    owners.insert(manager, wanted);
-    let updated = write::update(store, call, &before, next)?;
+    patch::strategic(&mut next, &config, "", lists, patch::Order::NewLast);
+    if !wanted.is_empty() {
+        owners.insert(manager, wanted);
+    }
+    let was_noted = *known.as_ref().unwrap_or(&unapplied) == owners;
+    let mut updated = write::update(store, call, &before, next)?;
+    // Who wants what is a part of the object: a new wish is a write, even if nothing else changes.
+    if !was_noted && Arc::ptr_eq(&updated, &before) {
+        updated = store.put(&call.resource, name.clone(), before.value().clone())?;
+    }
     remember(store, call, name, owners)?;
     Ok((StatusCode::OK, updated))
+}
+
+fn no_manager() -> Failure {
+    let message =
+        "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch";
+    let cause = json!({"reason": "FieldValueRequired", "message": "Required value: is required for apply patch", "field": "fieldManager"});
+    Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
+        .with_details(json!({"group": "meta.k8s.io", "kind": "PatchOptions", "causes": [cause]}))
 }
 
 fn create(
@@ -102,9 +135,6 @@ fn create(
     config: Value,
     (manager, wanted): (Manager, Fields),
 ) -> Result<(StatusCode, Arc<Object>), Failure> {
-    if !call.subresource().is_empty() {
-        return Err(Failure::not_found(&call.resource, &call.info.name));
-    }
     let created = write::create(store, call, config)?;
     remember(store, call, call.name(), Ownership::from([(manager, wanted)]))?;
     Ok((StatusCode::CREATED, created))
@@ -161,15 +191,26 @@ fn schema(call: &Call) -> Option<&Value> {
 fn before_first_apply(object: &Value, lists: Lists<'_>) -> Ownership {
     let manager =
         Manager { name: "before-first-apply".to_owned(), subresource: String::new(), applies: false };
-    Ownership::from([(manager, fields(object, lists))])
+    let mut all = fields(object, lists);
+    all.retain(|path, value| !is_initial(path, value));
+    Ownership::from([(manager, all)])
+}
+
+/// What the server wrote into a new object's status belongs to nobody.
+fn is_initial(path: &[Step], value: &Value) -> bool {
+    let is_status = matches!(path.first(), Some(Step::Field(name)) if name == "status");
+    is_status && (*value == json!(0) || *value == json!("Pending") || *value == json!("Active"))
 }
 
 /// Fields behind the other door are ignored, so they are not owned either.
 fn wanted_fields(call: &Call, config: &Value, lists: Lists<'_>) -> Fields {
     let mut wanted = fields(config, lists);
-    let status = Step::Field("status".to_owned());
+    let (status, metadata) = (Step::Field("status".to_owned()), Step::Field("metadata".to_owned()));
     if call.subresource() == "status" {
-        wanted.retain(|path, _| path.first() == Some(&status));
+        let with_metadata = !write::keeps_metadata(&call.kind);
+        wanted.retain(|path, _| {
+            path.first() == Some(&status) || (with_metadata && path.first() == Some(&metadata))
+        });
     } else if call.kind.has(super::kinds::Trait::Status) {
         wanted.retain(|path, _| path.first() != Some(&status));
     }
@@ -201,18 +242,23 @@ fn take_fields(owners: &mut Ownership, me: &Manager, wanted: &Fields, call: &Cal
 
 fn conflict(call: &Call, conflicts: &[(Manager, Vec<Path>)]) -> Failure {
     let version = call.info.api_version();
-    let each = || {
-        conflicts
-            .iter()
-            .flat_map(|(manager, paths)| paths.iter().map(move |path| (&manager.name, show(path))))
+    let mut causes = Vec::new();
+    let mut lines = Vec::new();
+    for (manager, paths) in conflicts {
+        let manager = manager.named(&version);
+        lines.push(format!("conflicts with {manager}:"));
+        for path in paths {
+            lines.push(format!("- {}", show(path)));
+            causes.push(json!({"reason": "FieldManagerConflict", "message": format!("conflict with {manager}"), "field": show(path)}));
+        }
+    }
+    let message = match causes.as_slice() {
+        [only] => {
+            let text = |field: &str| only[field].as_str().unwrap_or_default();
+            format!("Apply failed with 1 conflict: {}: {}", text("message"), text("field"))
+        }
+        many => format!("Apply failed with {} conflicts: {}", many.len(), lines.join("\n")),
     };
-    let causes: Vec<Value> = each()
-        .map(|(name, path)| json!({"reason": "FieldManagerConflict", "message": format!("conflict with \"{name}\" using {version}"), "field": path}))
-        .collect();
-    let lines: Vec<String> =
-        each().map(|(name, path)| format!("conflict with \"{name}\" using {version}: {path}")).collect();
-    let plural = if lines.len() == 1 { "" } else { "s" };
-    let message = format!("Apply failed with {} conflict{plural}: {}", lines.len(), lines.join("\n"));
     Failure::new(StatusCode::CONFLICT, "Conflict", message).with_details(json!({"causes": causes}))
 }
 
@@ -243,7 +289,7 @@ fn walk(value: &Value, field: &str, lists: Lists<'_>, at: &mut Path, found: &mut
         at.pop();
     };
     match (value, lists.rule(field)) {
-        (Value::Object(map), _) if !map.is_empty() => {
+        (Value::Object(map), _) if !map.is_empty() && !lists.is_atomic_map(field) => {
             for (key, value) in map {
                 enter(Step::Field(key.clone()), value, key, lists.field(key, field.is_empty()));
             }

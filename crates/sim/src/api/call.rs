@@ -44,8 +44,9 @@ impl Call {
         body: Bytes,
     ) -> Result<Self, Failure> {
         let resource = info.group_resource();
-        let kind = store.table(&resource)?.kind.clone();
-        kind.version(&info.version).ok_or_else(Failure::no_such_resource)?;
+        let kind = store.tables.get(&resource).map(|table| table.kind.clone());
+        let kind = kind.filter(|kind| kind.version(&info.version).is_some());
+        let kind = kind.ok_or_else(|| not_served(store, &info))?;
         if !info.namespace.is_empty() && !kind.has(Trait::Namespaced) {
             return Err(Failure::no_such_resource());
         }
@@ -105,7 +106,10 @@ impl Call {
     /// The body as an object of this kind: what the path says wins where the body is silent, and a
     /// contradiction is refused.
     pub(super) fn object(&self) -> Result<Value, Failure> {
-        let mut object = self.body()?;
+        self.checked(self.body()?)
+    }
+
+    fn checked(&self, mut object: Value) -> Result<Value, Failure> {
         if !object.is_object() {
             return Err(Failure::bad_request("the request body is not an object"));
         }
@@ -117,11 +121,35 @@ impl Call {
         if self.kind.has(Trait::Namespaced) {
             self.agree(&mut object, &["metadata", "namespace"], &self.info.namespace, "namespace")?;
         }
-        if !self.info.name.is_empty() {
-            self.agree(&mut object, &["metadata", "name"], &self.info.name, "name")?;
+        if !self.info.name.is_empty() && self.info.verb != "create" {
+            self.check_name(&object)?;
         }
         object["apiVersion"] = self.kind.api_version(&self.kind.storage).into();
         Ok(object)
+    }
+
+    /// The body as a configuration: it may leave out the name of an object that is there.
+    pub(super) fn config(&self, store: &Store) -> Result<Value, Failure> {
+        let mut body = self.body()?;
+        let is_there = store.get(&self.resource, &self.name()).is_ok();
+        if is_there && body["metadata"].is_object() && body["metadata"]["name"].is_null() {
+            body["metadata"]["name"] = self.info.name.as_str().into();
+        }
+        self.checked(body)
+    }
+
+    /// The name stands in both places, and is the same.
+    fn check_name(&self, object: &Value) -> Result<(), Failure> {
+        let wanted = &self.info.name;
+        match object["metadata"]["name"].as_str().unwrap_or_default() {
+            "" => Err(Failure::bad_request(format!(
+                "the name of the object ({wanted} based on URL) was undeterminable: name must be provided"
+            ))),
+            name if name == wanted => Ok(()),
+            name => Err(Failure::bad_request(format!(
+                "the name of the object ({name}) does not match the name on the URL ({wanted})"
+            ))),
+        }
     }
 
     #[expect(clippy::unused_self, reason = "reads as a check of this call")]
@@ -130,14 +158,23 @@ impl Call {
         match field.as_str() {
             None | Some("") => *field = want.into(),
             Some(got) if got == want => {}
-            Some(got) => {
+            Some(_) => {
                 return Err(Failure::bad_request(format!(
-                    "the {what} of the provided object ({got}) does not match the {what} sent on the request ({want})"
+                    "the {what} of the provided object does not match the {what} sent on the request"
                 )));
             }
         }
         Ok(())
     }
+}
+
+/// Only the groups of built-in kinds know what they do not have; elsewhere it is not even a path.
+fn not_served(store: &Store, info: &RequestInfo) -> Failure {
+    let is_mine = |kind: &Kind| !kind.is_custom && kind.group == info.group;
+    if store.tables.values().any(|table| is_mine(&table.kind)) {
+        return Failure::no_such_resource();
+    }
+    Failure::no_such_page()
 }
 
 fn header_text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {

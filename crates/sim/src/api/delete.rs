@@ -26,6 +26,7 @@ pub(super) struct DeleteOptions {
     pub(super) grace_seconds: Option<i64>,
     pub(super) uid: Option<String>,
     pub(super) version: Option<String>,
+    pub(super) dry_run: bool,
     propagation: Propagation,
 }
 
@@ -43,14 +44,22 @@ impl DeleteOptions {
         Self { propagation: Propagation::Foreground, ..Self::default() }
     }
 
-    /// Reads the body; what it leaves open may stand in the query.
-    pub(super) fn parse(call: &Call, body: &Value) -> Result<Self, Failure> {
+    /// Reads the body. Only a request without one is asked for its query: as in a real server, `dryRun` beside a
+    /// body is not seen.
+    pub(super) fn of_request(call: &Call) -> Result<Self, Failure> {
+        match call.body()? {
+            Value::Null => Self::parse(&json!({
+                "gracePeriodSeconds": call.options.number("gracePeriodSeconds")?,
+                "propagationPolicy": call.options.text("propagationPolicy"),
+                "dryRun": [call.options.text("dryRun")],
+            })),
+            body => Self::parse(&body),
+        }
+    }
+
+    pub(super) fn parse(body: &Value) -> Result<Self, Failure> {
         let text = |path: &str| body.pointer(path).and_then(Value::as_str).map(str::to_owned);
-        let query =
-            i64::try_from(call.options.number("gracePeriodSeconds")?.unwrap_or(0)).unwrap_or(i64::MAX);
-        let query = (!call.options.text("gracePeriodSeconds").is_empty()).then_some(query);
-        let policy =
-            text("/propagationPolicy").unwrap_or_else(|| call.options.text("propagationPolicy").to_owned());
+        let policy = text("/propagationPolicy").unwrap_or_default();
         let propagation = match policy.as_str() {
             "" | "Background" => Propagation::Background,
             "Foreground" => Propagation::Foreground,
@@ -58,9 +67,10 @@ impl DeleteOptions {
             other => return Err(Failure::bad_request(format!("invalid propagationPolicy: \"{other}\""))),
         };
         Ok(Self {
-            grace_seconds: body["gracePeriodSeconds"].as_i64().or(query),
+            grace_seconds: body["gracePeriodSeconds"].as_i64(),
             uid: text("/preconditions/uid"),
             version: text("/preconditions/resourceVersion"),
+            dry_run: body["dryRun"][0] == "All",
             propagation,
         })
     }
@@ -81,20 +91,27 @@ pub(super) fn delete(
         Propagation::Orphan => dependents::orphan(store, object.meta("uid"))?,
         Propagation::Foreground => dependents::hold_owner(store, &mut next),
     }
-    let grace = grace_seconds(call, object.value(), options);
     if !object.is_deleting() {
-        mark(store, &mut next, grace);
-    } else if let Some(shorter) = grace.filter_shorter(object.value()) {
+        mark(store, &mut next, grace_seconds(call, object.value(), options));
+    } else if let Some(shorter) = shorter_grace(object.value(), options) {
         shorten(&mut next, shorter);
     } else {
         return Ok(Deleted::Pending(object));
     }
     if write::is_finished(&next) {
+        // A pod is always marked first, even if it goes at once: watches see both.
+        let last =
+            if call.resource == "pods" { store.put(&call.resource, name.clone(), next)? } else { object };
         store.remove(&call.resource, name)?;
-        write::after_removal(store, &call.resource, object.value())?;
-        return Ok(Deleted::Gone(object));
+        let last =
+            if store.dry_run { last } else { Arc::new(Object::new(last.value().clone(), store.version)) };
+        write::after_removal(store, &call.resource, last.value())?;
+        return Ok(Deleted::Gone(last));
     }
     let pending = store.put(&call.resource, name.clone(), next)?;
+    if store.dry_run {
+        return Ok(Deleted::Pending(pending));
+    }
     if options.propagation == Propagation::Foreground {
         dependents::delete_all(store, call, pending.meta("uid"))?;
     }
@@ -107,7 +124,7 @@ pub(super) fn delete_collection(
     call: &Call,
     options: &DeleteOptions,
 ) -> Result<Vec<Arc<Object>>, Failure> {
-    let selector = Selector::from_options(&call.options)?;
+    let selector = Selector::from_options(&call.options, &call.kind)?;
     let table = store.table(&call.resource)?;
     let chosen: Vec<(Name, Arc<Object>)> = table
         .range(&call.info.namespace)
@@ -124,12 +141,10 @@ pub(super) fn delete_collection(
 #[derive(Clone, Copy)]
 struct Grace(i64);
 
-impl Grace {
-    /// A second DELETE may only shorten the time.
-    fn filter_shorter(self, object: &Value) -> Option<Self> {
-        let pending = object["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0);
-        (self.0 < pending).then_some(self)
-    }
+/// A second DELETE may only shorten the time, and only if it says so.
+fn shorter_grace(object: &Value, options: &DeleteOptions) -> Option<Grace> {
+    let pending = object["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0);
+    options.grace_seconds.filter(|seconds| *seconds < pending).map(Grace)
 }
 
 fn grace_seconds(call: &Call, object: &Value, options: &DeleteOptions) -> Grace {
@@ -160,7 +175,6 @@ fn shorten(next: &mut Value, Grace(seconds): Grace) {
         meta["deletionTimestamp"] = clock::stamp(due.as_second() - pending + seconds);
     }
     meta["deletionGracePeriodSeconds"] = json!(seconds);
-    bump_generation(meta);
 }
 
 fn bump_generation(meta: &mut Value) {
@@ -174,13 +188,13 @@ pub(super) fn check_preconditions(
     object: &Object,
     options: &DeleteOptions,
 ) -> Result<(), Failure> {
-    let name = object.meta("name");
+    let (kind, name) = (call.kind.qualified(), object.meta("name"));
     if let Some(uid) = options.uid.as_deref().filter(|uid| *uid != object.meta("uid")) {
         let why = format!(
             "the UID in the precondition ({uid}) does not match the UID in record ({}). The object might have been deleted and then recreated",
             object.meta("uid")
         );
-        return Err(Failure::conflict(&call.resource, name, &why));
+        return Err(Failure::conflict(&kind, name, &why));
     }
     if let Some(version) =
         options.version.as_deref().filter(|version| *version != object.meta("resourceVersion"))
@@ -189,7 +203,7 @@ pub(super) fn check_preconditions(
             "the ResourceVersion in the precondition ({version}) does not match the ResourceVersion in record ({}). The object might have been modified",
             object.meta("resourceVersion")
         );
-        return Err(Failure::conflict(&call.resource, name, &why));
+        return Err(Failure::conflict(&kind, name, &why));
     }
     Ok(())
 }

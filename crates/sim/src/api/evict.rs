@@ -22,15 +22,45 @@ pub(super) fn evict(store: &mut Store, call: &Call) -> Result<(), Failure> {
         return Err(Failure::bad_request("name in URL does not match name in Eviction object"));
     }
     let name = call.name();
-    let options = DeleteOptions::parse(call, &body["deleteOptions"])?;
+    let mut options = DeleteOptions::parse(&body["deleteOptions"])?;
+    options.dry_run |= call.options.dry_run();
+    store.dry_run = options.dry_run;
     let pod = store.get(&call.resource, &name)?;
-    // A delete that would be refused must not use up the budget.
-    delete::check_preconditions(call, &pod, &options)?;
+    // As in a real server, the budget is asked and used up before the preconditions are looked at.
     if !is_out_of_budget(&pod) {
         ask_budget(store, &pod, &name)?;
     }
+    if !options.dry_run {
+        delete::check_preconditions(call, &pod, &options)?;
+        let marked = mark_evicted(store, call, &name, &pod)?;
+        options.version = options.version.map(|_| marked.meta("resourceVersion").to_owned());
+    }
     delete::delete(store, call, &name, &options)?;
     Ok(())
+}
+
+/// The pod says why it goes.
+fn mark_evicted(
+    store: &mut Store,
+    call: &Call,
+    name: &Name,
+    pod: &Arc<Object>,
+) -> Result<Arc<Object>, Failure> {
+    let conditions = pod.value()["status"]["conditions"].as_array();
+    let is_target =
+        |condition: &Value| condition["type"] == "DisruptionTarget" && condition["status"] == "True";
+    if conditions.into_iter().flatten().any(is_target) {
+        return Ok(pod.clone());
+    }
+    let mut conditions = conditions.cloned().unwrap_or_default();
+    conditions.retain(|condition| condition["type"] != "DisruptionTarget");
+    conditions.push(json!({
+        "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
+        "message": "Eviction API: evicting", "lastProbeTime": null, "lastTransitionTime": store.clock.stamp(),
+    }));
+    let mut next = pod.value().clone();
+    next["status"]["conditions"] = conditions.into();
+    store.put(&call.resource, name.clone(), next)
 }
 
 /// Pods that serve nobody may always go.
@@ -126,7 +156,7 @@ pub(super) fn bind(store: &mut Store, call: &Call) -> Result<(), Failure> {
     let body = call.body()?;
     let node = body["target"]["name"].as_str().unwrap_or_default();
     if node.is_empty() {
-        return Err(Failure::bad_request("target.name: Required value"));
+        return Err(Failure::internal("target.name: Required value"));
     }
     let name = call.name();
     let pod = store.get(&call.resource, &name)?;

@@ -18,6 +18,8 @@ pub(super) enum Trait {
     UnconditionalUpdate,
     /// DELETE answers with the object instead of a Status.
     ReturnsDeleted,
+    /// A PUT of what is not there makes it.
+    CreateOnUpdate,
 }
 
 /// One resource.
@@ -123,7 +125,7 @@ type Row = (&'static str, &'static str, &'static str, &'static str, &'static [Tr
 
 #[rustfmt::skip] // a table
 const BUILT_IN: &[Row] = {
-    use Trait::{Generation, Namespaced, ReturnsDeleted, Status, UnconditionalUpdate};
+    use Trait::{CreateOnUpdate, Generation, Namespaced, ReturnsDeleted, Status, UnconditionalUpdate};
     const WORKLOAD: &[Trait] = &[Namespaced, Status, Generation, UnconditionalUpdate];
     const DATA: &[Trait] = &[Namespaced, UnconditionalUpdate];
     &[
@@ -131,7 +133,7 @@ const BUILT_IN: &[Row] = {
         ("", "v1", "pods", "Pod", &[Namespaced, Status, Generation, UnconditionalUpdate, ReturnsDeleted]),
         ("", "v1", "namespaces", "Namespace", &[Status, UnconditionalUpdate, ReturnsDeleted]),
         ("", "v1", "configmaps", "ConfigMap", DATA),
-        ("", "v1", "events", "Event", DATA),
+        ("", "v1", "events", "Event", &[Namespaced, UnconditionalUpdate, CreateOnUpdate]),
         ("", "v1", "serviceaccounts", "ServiceAccount", &[Namespaced, UnconditionalUpdate, ReturnsDeleted]),
         ("", "v1", "secrets", "Secret", DATA),
         ("", "v1", "services", "Service", &[Namespaced, Status, UnconditionalUpdate, ReturnsDeleted]),
@@ -142,8 +144,8 @@ const BUILT_IN: &[Row] = {
         ("apps", "v1", "controllerrevisions", "ControllerRevision", DATA),
         ("batch", "v1", "jobs", "Job", WORKLOAD),
         ("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", &[Namespaced, Status, Generation]),
-        ("coordination.k8s.io", "v1", "leases", "Lease", &[Namespaced]),
-        ("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", &[Namespaced, Status, UnconditionalUpdate]),
+        ("coordination.k8s.io", "v1", "leases", "Lease", &[Namespaced, CreateOnUpdate]),
+        ("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", &[Namespaced, Status, UnconditionalUpdate, ReturnsDeleted]),
         ("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", &[Generation, UnconditionalUpdate, ReturnsDeleted]),
         ("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", &[Generation, UnconditionalUpdate]),
         ("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", &[Status, Generation]),

@@ -54,6 +54,14 @@ impl<'a> Lists<'a> {
         }
     }
 
+    /// Whether apply takes the map in the field `name` as a whole.
+    pub(super) fn is_atomic_map(self, name: &str) -> bool {
+        match self {
+            Self::BuiltIn => matches!(name, "involvedObject" | "selector" | "nodeSelector"),
+            Self::Schema(schema) => schema["x-kubernetes-map-type"] == "atomic",
+        }
+    }
+
     /// How a list in the field `name` merges.
     pub(super) fn rule(self, name: &str) -> ListRule<'a> {
         match self {

@@ -7,7 +7,7 @@
 //!                                          └─▶ discovery.rs
 //!                                                  │
 //!                                               store.rs: objects, log, watchers (the only file that writes)
-//!  rules they share: kinds.rs (what exists), selector.rs, lists.rs (how lists merge), defaults.rs,
+//!  rules they share: kinds.rs (what exists), selector.rs, lists.rs (how lists merge), defaults.rs, checks.rs,
 //!                    crd.rs · schema.rs · validate.rs · pattern.rs (custom resources), clock.rs
 //! ```
 //!
@@ -22,6 +22,7 @@
 
 mod apply;
 mod call;
+mod checks;
 mod clock;
 mod crd;
 mod defaults;
@@ -43,6 +44,7 @@ mod selector;
 mod store;
 #[cfg(test)]
 mod tests;
+mod typed;
 mod validate;
 mod watch;
 mod write;

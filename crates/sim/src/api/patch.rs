@@ -10,7 +10,7 @@ use super::reply::Failure;
 use super::store::{Object, Store};
 use super::write;
 use http::StatusCode;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Patches the object that the call names; the code is 201 when apply created it.
@@ -18,17 +18,16 @@ pub(super) fn patch(store: &mut Store, call: &Call) -> Result<(StatusCode, Arc<O
     if call.content_type == apply::CONTENT_TYPE {
         return apply::apply(store, call);
     }
+    if !is_known(call) {
+        return Err(unknown_format(call));
+    }
     let before = store.get(&call.resource, &call.name())?;
     let mut next = before.value().clone();
     let body = call.body()?;
     match call.content_type.as_str() {
         "application/merge-patch+json" => json_patch::merge(&mut next, &body),
         "application/json-patch+json" => apply_operations(&mut next, body)?,
-        // Custom resources have no strategic merge: their schema has no merge keys.
-        "application/strategic-merge-patch+json" if !call.kind.is_custom => {
-            strategic(&mut next, &body, "", Lists::BuiltIn);
-        }
-        _ => return Err(unknown_format()),
+        _ => strategic(&mut next, &body, "", Lists::BuiltIn, Order::NewFirst),
     }
     if !next.is_object() {
         return Err(Failure::bad_request("the patch does not leave an object"));
@@ -39,27 +38,59 @@ pub(super) fn patch(store: &mut Store, call: &Call) -> Result<(StatusCode, Arc<O
 fn apply_operations(next: &mut Value, body: Value) -> Result<(), Failure> {
     let operations: json_patch::Patch =
         serde_json::from_value(body).map_err(|error| Failure::bad_request(error.to_string()))?;
-    let refused = |error: json_patch::PatchError| {
-        Failure::new(
-            StatusCode::UNPROCESSABLE_ENTITY,
-            "Invalid",
-            format!("the server rejected our request due to an error in our request: {error}"),
-        )
-    };
-    json_patch::patch(next, &operations).map_err(refused)
+    json_patch::patch(next, &operations).map_err(|_| {
+        let message = "the server rejected our request due to an error in our request";
+        Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message).with_details(json!({}))
+    })
 }
 
-fn unknown_format() -> Failure {
+const STRATEGIC: &str = "application/strategic-merge-patch+json";
+
+fn is_known(call: &Call) -> bool {
+    match call.content_type.as_str() {
+        "application/merge-patch+json" | "application/json-patch+json" => true,
+        // Custom resources have no strategic merge: their schema has no merge keys.
+        STRATEGIC => !call.kind.is_custom,
+        _ => false,
+    }
+}
+
+fn unknown_format(call: &Call) -> Failure {
+    let code = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+    if !call.kind.is_custom {
+        let message = "415: Unsupported Media Type";
+        return Failure::new(code, "UnsupportedMediaType", message).with_details(json!({}));
+    }
     let message = "the body of the request was in an unknown format - accepted media types include: \
                    application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml";
-    Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", message)
+    Failure::new(code, "UnsupportedMediaType", message)
+}
+
+/// Where a merge puts the items that a list did not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Before those that the patch does not mention: strategic merge.
+    NewFirst,
+    /// Behind everything: apply.
+    NewLast,
 }
 
 /// Merges `patch` into `target`: maps field by field, lists by their rule, `$patch` directives obeyed.
-pub(super) fn strategic(target: &mut Value, patch: &Value, field: &str, lists: Lists<'_>) {
+pub(super) fn strategic(target: &mut Value, patch: &Value, field: &str, lists: Lists<'_>, order: Order) {
     match (target, patch) {
-        (Value::Object(target), Value::Object(patch)) => merge_maps(target, patch, field.is_empty(), lists),
-        (Value::Array(target), Value::Array(patch)) => merge_lists(target, patch, &lists.rule(field), lists),
+        (Value::Object(target), Value::Object(patch))
+            if order == Order::NewFirst || !lists.is_atomic_map(field) =>
+        {
+            merge_maps(target, patch, field.is_empty(), lists, order);
+        }
+        (Value::Array(target), Value::Array(patch)) => {
+            let rule = lists.rule(field);
+            let live = if order == Order::NewFirst { target.clone() } else { Vec::new() };
+            merge_lists(target, patch, &rule, lists, order);
+            if order == Order::NewFirst {
+                new_first(target, &live, patch, &rule);
+            }
+        }
         (target, patch) => {
             *target = patch.clone();
             strip_directives(target);
@@ -67,7 +98,41 @@ pub(super) fn strategic(target: &mut Value, patch: &Value, field: &str, lists: L
     }
 }
 
-fn merge_maps(target: &mut Map<String, Value>, patch: &Map<String, Value>, is_root: bool, lists: Lists<'_>) {
+/// The items of the patch in its order; the others before the first of them that they were before already.
+fn new_first(merged: &mut Vec<Value>, live: &[Value], patch: &[Value], rule: &ListRule<'_>) {
+    let same = |left: &Value, right: &Value| match rule {
+        ListRule::Atomic => false,
+        ListRule::Keyed(keys) => same_item(keys, left, right),
+        ListRule::Set => left == right,
+    };
+    if *rule == ListRule::Atomic {
+        return;
+    }
+    let place = |list: &[Value], item: &Value| list.iter().position(|other| same(other, item));
+    let (mut mine, theirs): (Vec<Value>, Vec<Value>) =
+        std::mem::take(merged).into_iter().partition(|item| place(patch, item).is_some());
+    mine.sort_by_key(|item| place(patch, item));
+    let mut mine = mine.into_iter().peekable();
+    for item in theirs {
+        let was_before = |next: &Value| match (place(live, &item), place(live, next)) {
+            (Some(left), Some(right)) => left < right,
+            _ => false,
+        };
+        while let Some(next) = mine.next_if(|next| !was_before(next)) {
+            merged.push(next);
+        }
+        merged.push(item);
+    }
+    merged.extend(mine);
+}
+
+fn merge_maps(
+    target: &mut Map<String, Value>,
+    patch: &Map<String, Value>,
+    is_root: bool,
+    lists: Lists<'_>,
+    order: Order,
+) {
     if patch.get("$patch").is_some_and(|directive| directive == "replace") {
         target.clear();
     }
@@ -81,7 +146,9 @@ fn merge_maps(target: &mut Map<String, Value>, patch: &Map<String, Value>, is_ro
         if key.starts_with('$') {
             continue;
         }
-        if value.is_null() {
+        // There is nothing to replace or delete in what is not there.
+        let is_in_vain = value.get("$patch").is_some() && !target.contains_key(key);
+        if value.is_null() || is_in_vain {
             target.remove(key);
         } else {
             strategic(
@@ -89,12 +156,19 @@ fn merge_maps(target: &mut Map<String, Value>, patch: &Map<String, Value>, is_ro
                 value,
                 key,
                 lists.field(key, is_root),
+                order,
             );
         }
     }
 }
 
-fn merge_lists(target: &mut Vec<Value>, patch: &[Value], rule: &ListRule<'_>, lists: Lists<'_>) {
+fn merge_lists(
+    target: &mut Vec<Value>,
+    patch: &[Value],
+    rule: &ListRule<'_>,
+    lists: Lists<'_>,
+    order: Order,
+) {
     match rule {
         ListRule::Atomic => {
             *target = patch.to_vec();
@@ -112,19 +186,19 @@ fn merge_lists(target: &mut Vec<Value>, patch: &[Value], rule: &ListRule<'_>, li
                 target.clear();
             }
             for item in patch {
-                merge_item(target, item, keys, lists);
+                merge_item(target, item, keys, lists, order);
             }
         }
     }
 }
 
-fn merge_item(target: &mut Vec<Value>, item: &Value, keys: &[&str], lists: Lists<'_>) {
+fn merge_item(target: &mut Vec<Value>, item: &Value, keys: &[&str], lists: Lists<'_>, order: Order) {
     let at = target.iter().position(|existing| same_item(keys, existing, item));
     match (item["$patch"].as_str(), at) {
         (Some("delete"), Some(at)) => drop(target.remove(at)),
         (Some("delete" | "replace"), None) => {}
         // "item": inside a list there is no root, so `metadata` has no special meaning.
-        (_, Some(at)) => strategic(&mut target[at], item, "item", lists.items()),
+        (_, Some(at)) => strategic(&mut target[at], item, "item", lists.items(), order),
         (_, None) => {
             let mut item = item.clone();
             strip_directives(&mut item);
@@ -145,7 +219,10 @@ fn strip_directives(value: &mut Value) {
             map.retain(|key, value| !key.starts_with('$') && !value.is_null());
             map.values_mut().for_each(strip_directives);
         }
-        Value::Array(list) => list.iter_mut().for_each(strip_directives),
+        Value::Array(list) => {
+            list.retain(|item| item.get("$patch").is_none());
+            list.iter_mut().for_each(strip_directives);
+        }
         _ => {}
     }
 }

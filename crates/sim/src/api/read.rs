@@ -9,7 +9,7 @@ use super::selector::Selector;
 use super::store::{Name, Object, Store, Table};
 use bytes::Bytes;
 use http::StatusCode;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ impl Continue {
 
 /// Many objects.
 pub(super) fn list(store: &Store, call: &Call) -> Result<Reply, Failure> {
-    let selector = Selector::from_options(&call.options)?;
+    let selector = Selector::from_options(&call.options, &call.kind)?;
     let limit = call.options.number("limit")?.filter(|limit| *limit > 0);
     let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
     let from = Continue::parse(call.options.text("continue"))?;
@@ -74,15 +74,40 @@ pub(super) fn list(store: &Store, call: &Call) -> Result<Reply, Failure> {
     if let Some(from) = &from {
         chosen.retain(|(name, _)| **name > from.after);
     }
-    chosen.retain(|(_, object)| selector.matches(object.value()));
-    let rest = chosen.split_off(chosen.len().min(limit));
-    let mut meta = Map::from_iter([("resourceVersion".to_owned(), json!(version.to_string()))]);
-    if let (Some((last, _)), false) = (chosen.last(), rest.is_empty()) {
-        meta.insert("continue".to_owned(), format!("{version}|{}|{}", last.namespace, last.name).into());
-        meta.insert("remainingItemCount".to_owned(), rest.len().into());
+    if let Some(name) = selector.name() {
+        chosen.retain(|(found, _)| found.name == name);
     }
-    let items = chosen.iter().map(|(_, object)| object.as_ref());
-    Ok(list_reply(call, &meta.into(), items))
+    let all = chosen.len();
+    let mut seen = 0;
+    let mut page = Vec::with_capacity(all.min(limit));
+    // A page is full as soon as it is full: whether the rest matches is the next page's matter.
+    for (name, object) in chosen {
+        if page.len() == limit {
+            break;
+        }
+        seen += 1;
+        if selector.matches(object.value()) {
+            page.push((name, object));
+        }
+    }
+    let mut meta = json!({"resourceVersion": version.to_string()});
+    if let (Some((last, _)), true) = (page.last(), seen < all) {
+        meta["continue"] = format!("{version}|{}|{}", last.namespace, last.name).into();
+        // With a selector a real server would have to read the rest to count it.
+        if selector.is_everything() {
+            meta["remainingItemCount"] = (all - seen).into();
+        }
+    }
+    close(call, &mut meta);
+    let items = page.iter().map(|(_, object)| object.as_ref());
+    Ok(list_reply(call, &meta, items))
+}
+
+/// Lists of custom resources say it when there is no next page; others leave it out.
+pub(super) fn close(call: &Call, meta: &mut Value) {
+    if call.kind.is_custom && !call.shape.metadata_only && meta["continue"].is_null() {
+        meta["continue"] = "".into();
+    }
 }
 
 /// A list object around the items.
@@ -95,6 +120,13 @@ pub(super) fn list_reply<'a>(call: &Call, meta: &Value, items: impl Iterator<Ite
     let mut body =
         format!("{{\"kind\":\"{kind}List\",\"apiVersion\":\"{api_version}\",\"metadata\":{meta},\"items\":[")
             .into_bytes();
+    let mut items = items.peekable();
+    if call.shape.metadata_only && items.peek().is_none() {
+        // Go's nil: what is made from nothing stays nothing.
+        body.truncate(body.len() - 1);
+        body.extend_from_slice(b"null}");
+        return reply::json_bytes(StatusCode::OK, body.into());
+    }
     for (index, object) in items.enumerate() {
         if index > 0 {
             body.push(b',');

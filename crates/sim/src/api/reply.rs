@@ -12,6 +12,9 @@ use tower::BoxError;
 /// The body may be a stream (a watch) or one buffer (everything else).
 pub(super) type Reply = Response<UnsyncBoxBody<Bytes, BoxError>>;
 
+/// Stands for a refusal that is not a `Status`.
+const PLAIN: &str = "plain text";
+
 /// A refused request.
 #[derive(Debug)]
 pub(super) struct Failure {
@@ -41,9 +44,10 @@ impl Failure {
             .about(resource, name)
     }
 
-    pub(super) fn already_exists(resource: &str, name: &str) -> Self {
-        Self::new(StatusCode::CONFLICT, "AlreadyExists", format!("{resource} \"{name}\" already exists"))
-            .about(resource, name)
+    pub(super) fn already_exists(resource: &str, name: &str, is_deleting: bool) -> Self {
+        let why = if is_deleting { "object is being deleted: " } else { "" };
+        let message = format!("{why}{resource} \"{name}\" already exists");
+        Self::new(StatusCode::CONFLICT, "AlreadyExists", message).about(resource, name)
     }
 
     pub(super) fn conflict(resource: &str, name: &str, why: &str) -> Self {
@@ -53,7 +57,17 @@ impl Failure {
 
     pub(super) fn method_not_allowed() -> Self {
         let message = "the server does not allow this method on the requested resource";
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message)
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message).with_details(json!({}))
+    }
+
+    /// What Go code did not expect: no reason, only its error.
+    pub(super) fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
+    }
+
+    /// A path that leads nowhere is answered by the HTTP server itself, which knows no `Status`.
+    pub(super) fn no_such_page() -> Self {
+        Self::new(StatusCode::NOT_FOUND, PLAIN, "404 page not found\n")
     }
 
     /// A refusal that only a fault explains, in the words that a real server would choose.
@@ -98,8 +112,11 @@ impl Failure {
     pub(super) fn status(&self) -> Value {
         let mut status = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-            "message": self.message, "reason": self.reason, "code": self.code.as_u16(),
+            "message": self.message, "code": self.code.as_u16(),
         });
+        if !self.reason.is_empty() {
+            status["reason"] = self.reason.into();
+        }
         if !self.details.is_null() {
             status["details"] = self.details.clone();
         }
@@ -109,6 +126,12 @@ impl Failure {
 
 impl From<Failure> for Reply {
     fn from(failure: Failure) -> Self {
+        if failure.reason == PLAIN {
+            let mut reply = json_bytes(failure.code, failure.message.into());
+            let text = HeaderValue::from_static("text/plain; charset=utf-8");
+            reply.headers_mut().insert(header::CONTENT_TYPE, text);
+            return reply;
+        }
         let mut reply = value(failure.code, &failure.status());
         if let Some(seconds) = failure.details.get("retryAfterSeconds").and_then(Value::as_u64) {
             reply.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -135,9 +158,15 @@ pub(super) fn stream(code: StatusCode, body: UnsyncBoxBody<Bytes, BoxError>) -> 
     reply
 }
 
-/// The `Status` of something that was done and has no object to show.
-pub(super) fn success(code: StatusCode, details: &Value) -> Reply {
-    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success",
-        "code": code.as_u16(), "details": details});
+/// The `Status` of a pod that was acted on.
+pub(super) fn acted() -> Reply {
+    let code = StatusCode::CREATED;
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": code.as_u16()});
     value(code, &status)
+}
+
+/// The `Status` of an object that is gone.
+pub(super) fn gone(details: &Value) -> Reply {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details});
+    value(StatusCode::OK, &status)
 }

@@ -42,14 +42,17 @@ fn dispatch(store: &mut Store, call: &Call) -> Result<Reply, Failure> {
     match (call.info.verb, call.subresource()) {
         ("create", "eviction") if call.resource == "pods" => {
             evict::evict(store, call)?;
-            Ok(reply::success(StatusCode::CREATED, &json!({})))
+            Ok(reply::acted())
         }
         ("create", "binding") if call.resource == "pods" => {
             evict::bind(store, call)?;
-            Ok(reply::success(StatusCode::CREATED, &json!({})))
+            Ok(reply::acted())
         }
         ("get" | "update" | "patch", "status") if call.kind.has(Trait::Status) => on_object(store, call),
+        (verb, "status") if call.kind.has(Trait::Status) => Err(not_at_this_door(call, verb)),
         (_, "") => on_object(store, call),
+        // The handler of custom resources takes any other subresource for an object that is not there.
+        _ if call.kind.is_custom => Err(Failure::not_found(&call.resource, &call.info.name)),
         _ => Err(Failure::no_such_resource()),
     }
 }
@@ -58,14 +61,17 @@ fn on_object(store: &mut Store, call: &Call) -> Result<Reply, Failure> {
     match call.info.verb {
         "get" => read::get(store, call),
         "list" => read::list(store, call),
-        "create" if call.info.name.is_empty() => {
+        // The handler of custom resources does not look at a name behind the collection.
+        "create" if call.info.name.is_empty() || call.kind.is_custom => {
             let created = write::create(store, call, call.object()?)?;
             Ok(show(call, StatusCode::CREATED, &created))
         }
         "update" if !call.info.name.is_empty() => {
-            let before = store.get(&call.resource, &call.name())?;
-            let updated = write::update(store, call, &before, call.object()?)?;
-            Ok(show(call, StatusCode::OK, &updated))
+            let (code, updated) = write::replace(store, call, call.object()?)?;
+            Ok(show(call, code, &updated))
+        }
+        "update" | "patch" if call.info.name.is_empty() && call.kind.is_custom => {
+            Err(Failure::bad_request("name must be provided"))
         }
         "patch" if !call.info.name.is_empty() => {
             let (code, patched) = patch::patch(store, call)?;
@@ -73,9 +79,11 @@ fn on_object(store: &mut Store, call: &Call) -> Result<Reply, Failure> {
         }
         "delete" => delete_one(store, call),
         "deletecollection" => {
-            let options = DeleteOptions::parse(call, &call.body()?)?;
+            let options = DeleteOptions::of_request(call)?;
+            store.dry_run = options.dry_run;
             let deleted = delete::delete_collection(store, call, &options)?;
-            let meta = json!({"resourceVersion": store.version.to_string()});
+            let mut meta = json!({"resourceVersion": store.version.to_string()});
+            read::close(call, &mut meta);
             Ok(read::list_reply(call, &meta, deleted.iter().map(AsRef::as_ref)))
         }
         _ => Err(Failure::method_not_allowed()),
@@ -83,7 +91,8 @@ fn on_object(store: &mut Store, call: &Call) -> Result<Reply, Failure> {
 }
 
 fn delete_one(store: &mut Store, call: &Call) -> Result<Reply, Failure> {
-    let options = DeleteOptions::parse(call, &call.body()?)?;
+    let options = DeleteOptions::of_request(call)?;
+    store.dry_run = options.dry_run;
     match delete::delete(store, call, &call.name(), &options)? {
         Deleted::Gone(object) if !call.kind.has(Trait::ReturnsDeleted) => {
             let mut details =
@@ -91,10 +100,19 @@ fn delete_one(store: &mut Store, call: &Call) -> Result<Reply, Failure> {
             if !call.kind.group.is_empty() {
                 details["group"] = call.kind.group.as_str().into();
             }
-            Ok(reply::success(StatusCode::OK, &details))
+            Ok(reply::gone(&details))
         }
         Deleted::Gone(object) | Deleted::Pending(object) => Ok(show(call, StatusCode::OK, &object)),
     }
+}
+
+fn not_at_this_door(call: &Call, verb: &str) -> Failure {
+    if !call.kind.is_custom {
+        return Failure::method_not_allowed();
+    }
+    let message = format!("{verb} is not supported on resources of kind \"{}\"", call.resource);
+    let about = json!({"group": call.kind.group, "kind": call.kind.plural});
+    Failure::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message).with_details(about)
 }
 
 fn show(call: &Call, code: StatusCode, object: &Object) -> Reply {

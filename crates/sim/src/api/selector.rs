@@ -3,6 +3,7 @@
 //! In comes the query text (or a `LabelSelector` object, as in a PodDisruptionBudget), out goes a [`Selector`]
 //! that judges an object's JSON in place: this is the hot path of every watch, so nothing is cloned.
 
+use super::kinds::{Kind, Trait};
 use super::reply::Failure;
 use super::request::Options;
 use serde_json::{Map, Value};
@@ -31,11 +32,18 @@ struct Field {
 
 impl Selector {
     /// Reads `labelSelector` and `fieldSelector`.
-    pub(super) fn from_options(options: &Options) -> Result<Self, Failure> {
-        Ok(Self {
-            labels: parse_labels(options.text("labelSelector"))?,
-            fields: parse_fields(options.text("fieldSelector"))?,
-        })
+    pub(super) fn from_options(options: &Options, kind: &Kind) -> Result<Self, Failure> {
+        let labels = parse_labels(options.text("labelSelector"))?;
+        let fields = parse_fields(options.text("fieldSelector"))?;
+        for field in &fields {
+            check_field(&field.path.join("."), kind)?;
+        }
+        Ok(Self { labels, fields })
+    }
+
+    /// Whether nothing was asked for.
+    pub(super) fn is_everything(&self) -> bool {
+        self.labels.is_empty() && self.fields.is_empty()
     }
 
     /// Reads a `LabelSelector` object (`matchLabels`, `matchExpressions`); empty selects everything.
@@ -52,6 +60,12 @@ impl Selector {
         let path = vec!["metadata".to_owned(), "name".to_owned()];
         self.fields.push(Field { path, value: name.to_owned(), equal: true });
         self
+    }
+
+    /// The one name that it selects, if there is one.
+    pub(super) fn name(&self) -> Option<&str> {
+        let is_name = |field: &&Field| field.equal && field.path == ["metadata", "name"];
+        Some(self.fields.iter().find(is_name)?.value.as_str())
     }
 
     /// The one node whose objects it selects, if there is one.
@@ -99,6 +113,56 @@ impl Field {
             _ => false,
         };
         equal == self.equal
+    }
+}
+
+/// A field that the kind is not indexed by is refused, not compared.
+fn check_field(path: &str, kind: &Kind) -> Result<(), Failure> {
+    let own: &[&str] = if kind.is_custom { &[] } else { fields_of(&kind.kind) };
+    let is_namespace = path == "metadata.namespace" && (kind.has(Trait::Namespaced) || own.is_empty());
+    if path == "metadata.name" || is_namespace || own.contains(&path) {
+        return Ok(());
+    }
+    Err(Failure::bad_request(if own.is_empty() && !kind.is_custom {
+        format!("\"{path}\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
+    } else {
+        format!("field label not supported: {path}")
+    }))
+}
+
+/// The fields besides name and namespace that a built-in kind can be selected by.
+fn fields_of(kind: &str) -> &'static [&'static str] {
+    match kind {
+        "Pod" => &[
+            "spec.nodeName",
+            "spec.restartPolicy",
+            "spec.schedulerName",
+            "spec.serviceAccountName",
+            "spec.hostNetwork",
+            "status.phase",
+            "status.podIP",
+            "status.nominatedNodeName",
+        ],
+        "Node" => &["spec.unschedulable"],
+        "Namespace" => &["status.phase"],
+        "Event" => &[
+            "involvedObject.kind",
+            "involvedObject.namespace",
+            "involvedObject.name",
+            "involvedObject.uid",
+            "involvedObject.apiVersion",
+            "involvedObject.resourceVersion",
+            "involvedObject.fieldPath",
+            "reason",
+            "reportingComponent",
+            "source",
+            "type",
+        ],
+        "Secret" => &["type"],
+        "Job" => &["status.successful"],
+        "ReplicaSet" => &["status.replicas"],
+        "ResourceSlice" => &["spec.nodeName", "spec.driver"],
+        _ => &[],
     }
 }
 
@@ -176,8 +240,10 @@ fn parse_label(term: &str) -> Result<Term, Failure> {
     if let Some(key) = term.strip_prefix('!') {
         return Ok(Term::Missing(owned(key)));
     }
-    if term.contains(char::is_whitespace) {
-        return Err(Failure::bad_request(format!("unable to parse requirement: \"{term}\"")));
+    if let Some(found) = term.split_whitespace().nth(1) {
+        return Err(Failure::bad_request(format!(
+            "unable to parse requirement: found '{found}', expected: in, notin, =, ==, !=, gt, lt"
+        )));
     }
     Ok(Term::Exists(owned(term)))
 }

@@ -47,6 +47,11 @@ impl Object {
         Self { value: OnceLock::from(value), json: OnceLock::new() }
     }
 
+    /// An object that is not stored like this: a new one has no version, another keeps the one it had.
+    pub(super) fn unwritten(value: Value) -> Self {
+        Self { value: OnceLock::from(value), json: OnceLock::new() }
+    }
+
     pub(super) fn value(&self) -> &Value {
         let parse = || self.json.get().and_then(|json| serde_json::from_slice(json).ok()).unwrap_or_default();
         self.value.get_or_init(parse)
@@ -300,7 +305,7 @@ impl Store {
         let (version, dry_run) = (self.version + 1, self.dry_run);
         let table = self.table_mut(resource)?;
         if dry_run {
-            return Ok(Arc::new(Object::new(value, version)));
+            return Ok(Arc::new(Object::unwritten(value)));
         }
         let object = Arc::new(Object::new(value, version));
         let before = table.objects.insert(name.clone(), object.clone());

@@ -32,6 +32,11 @@ impl Cause {
         }
     }
 
+    pub(super) fn forbidden(field: &str, why: &str) -> Self {
+        let message = format!("Forbidden: {why}");
+        Self { field: field.to_owned(), reason: "FieldValueForbidden", message }
+    }
+
     fn unsupported(field: &str, value: &Value, allowed: &[Value]) -> Self {
         let allowed: Vec<String> = allowed.iter().map(ToString::to_string).collect();
         let message = format!("Unsupported value: {value}: supported values: {}", allowed.join(", "));
@@ -41,6 +46,11 @@ impl Cause {
 
 /// 422, with every cause in the message and in the details.
 pub(super) fn invalid(kind: &Kind, name: &str, causes: &[Cause]) -> Failure {
+    invalid_as(kind, &kind.kind, name, causes)
+}
+
+/// The same about something that is not called by its kind.
+pub(super) fn invalid_as(kind: &Kind, called: &str, name: &str, causes: &[Cause]) -> Failure {
     let lines: Vec<String> =
         causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
     let all = if let [only] = lines.as_slice() { only.clone() } else { format!("[{}]", lines.join(", ")) };
@@ -48,10 +58,59 @@ pub(super) fn invalid(kind: &Kind, name: &str, causes: &[Cause]) -> Failure {
         .iter()
         .map(|Cause { field, reason, message }| json!({"reason": reason, "message": message, "field": field}))
         .collect();
-    let message = format!("{} \"{name}\" is invalid: {all}", kind.qualified());
-    Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
-        .with_details(json!({"name": name, "group": kind.group, "kind": kind.kind, "causes": details}))
+    let group = if kind.group.is_empty() { String::new() } else { format!(".{}", kind.group) };
+    let message = format!("{called}{group} \"{name}\" is invalid: {all}");
+    let mut about = json!({"kind": called, "causes": details});
+    for (field, text) in [("name", name), ("group", &kind.group)] {
+        if !text.is_empty() {
+            about[field] = text.into();
+        }
+    }
+    Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message).with_details(about)
 }
+
+/// An object that is wrong in itself is not put to the rules of its schema, and that is said too.
+pub(super) fn with_unchecked_rules(mut causes: Vec<Cause>, schema: &Value) -> Vec<Cause> {
+    let blocks = |cause: &Cause| !matches!(cause.reason, "FieldValueInvalid" | "FieldValueForbidden");
+    if causes.iter().any(blocks) && has_rules(schema) {
+        let why = "some validation rules were not checked because the object was invalid; correct the existing \
+                   errors to complete validation";
+        causes.push(Cause::invalid("<nil>", "null", why));
+    }
+    causes
+}
+
+fn has_rules(schema: &Value) -> bool {
+    match schema {
+        Value::Object(fields) => {
+            fields.contains_key("x-kubernetes-validations") || fields.values().any(has_rules)
+        }
+        Value::Array(items) => items.iter().any(has_rules),
+        _ => false,
+    }
+}
+
+/// What is wrong with an object's name: all of them are DNS names, and those of namespaces one label of one.
+pub(super) fn name(name: &str, is_label: bool) -> Option<Cause> {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let fits = |label: &str| {
+        let bytes = label.as_bytes();
+        bytes.first().copied().is_some_and(is_inner)
+            && bytes.last().copied().is_some_and(is_inner)
+            && bytes.iter().all(|byte| is_inner(*byte) || *byte == b'-')
+    };
+    let is_right = if is_label { fits(name) } else { name.split('.').all(fits) };
+    let why = if is_label { NOT_A_LABEL } else { NOT_A_SUBDOMAIN };
+    (!is_right).then(|| Cause::invalid("metadata.name", &Value::from(name).to_string(), why))
+}
+
+const NOT_A_LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', \
+    and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for \
+    validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
+
+const NOT_A_SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, \
+    '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for \
+    validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 
 /// Everything that is wrong with an object.
 pub(super) fn check(object: &Value, schema: &Value) -> Vec<Cause> {
@@ -108,7 +167,10 @@ fn wrong_type(value: &Value, schema: &Value, path: &str) -> Option<Cause> {
         _ => (true, ""),
     };
     let got = format!("\"{}\"", type_name(value));
-    (!fits).then(|| Cause::invalid(path, &got, &format!("{path} in body must be of type {wanted}: {got}")))
+    (!fits).then(|| Cause {
+        reason: "FieldValueTypeInvalid",
+        ..Cause::invalid(path, &got, &format!("{path} in body must be of type {wanted}: {got}"))
+    })
 }
 
 fn type_name(value: &Value) -> &'static str {
@@ -172,6 +234,10 @@ fn check_text(text: &str, schema: &Value, path: &str, causes: &mut Vec<Cause>) {
     if let Some(maximum) = schema["maxLength"].as_u64().filter(|maximum| length > *maximum) {
         let message = format!("Too long: may not be more than {maximum} bytes");
         causes.push(Cause { field: path.to_owned(), reason: "FieldValueTooLong", message });
+    }
+    if schema["format"] == "date-time" && text.parse::<jiff::Timestamp>().is_err() {
+        let why = format!("{path} in body must be of type date-time: {shown}");
+        causes.push(Cause { reason: "FieldValueTypeInvalid", ..Cause::invalid(path, &shown, &why) });
     }
     if let Some(pattern) = schema["pattern"].as_str()
         && !Pattern::parse(pattern).is_found_in(text)

@@ -49,7 +49,7 @@ struct Watch {
 
 /// Answers with a stream of events.
 pub(super) fn watch(shared: &Shared, store: &mut Store, call: &Call) -> Result<Reply, Failure> {
-    let mut selector = Selector::from_options(&call.options)?;
+    let mut selector = Selector::from_options(&call.options, &call.kind)?;
     if !call.info.name.is_empty() {
         selector = selector.and_name(&call.info.name);
     }

@@ -8,7 +8,7 @@ use super::call::Call;
 use super::kinds::{DEFINITIONS, Kind, Trait};
 use super::reply::Failure;
 use super::store::{Name, Object, Store};
-use super::{apply, crd, defaults, dependents, schema, validate};
+use super::{apply, checks, crd, defaults, dependents, schema, validate};
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -28,8 +28,8 @@ const SERVER_FIELDS: &[&str] = &[
 
 /// Stores a new object.
 pub(super) fn create(store: &mut Store, call: &Call, mut object: Value) -> Result<Arc<Object>, Failure> {
-    if !object["metadata"]["resourceVersion"].as_str().unwrap_or_default().is_empty() {
-        return Err(Failure::bad_request("resourceVersion should not be set on objects to be created"));
+    if !store.dry_run && !object["metadata"]["resourceVersion"].as_str().unwrap_or_default().is_empty() {
+        return Err(Failure::internal("resourceVersion should not be set on objects to be created"));
     }
     if call.kind.has(Trait::Namespaced) && call.info.namespace.is_empty() {
         return Err(Failure::bad_request("an empty namespace may not be set during creation"));
@@ -44,12 +44,35 @@ pub(super) fn create(store: &mut Store, call: &Call, mut object: Value) -> Resul
     if call.resource == DEFINITIONS {
         crd::establish(store, &mut object);
     }
-    if store.table(&call.resource)?.objects.contains_key(&name) {
-        return Err(Failure::already_exists(&call.resource, &name.name));
+    if let Some(there) = store.table(&call.resource)?.objects.get(&name) {
+        return Err(Failure::already_exists(&call.resource, &name.name, there.is_deleting()));
     }
     let created = store.put(&call.resource, name, object)?;
     after_write(store, call, &created);
     Ok(created)
+}
+
+/// PUT: in place of what is there, or as something new where the kind allows it.
+pub(super) fn replace(
+    store: &mut Store,
+    call: &Call,
+    mut object: Value,
+) -> Result<(StatusCode, Arc<Object>), Failure> {
+    match store.get(&call.resource, &call.name()) {
+        Ok(before) => Ok((StatusCode::OK, update(store, call, &before, object)?)),
+        Err(_) if call.kind.has(Trait::CreateOnUpdate) && call.subresource().is_empty() => {
+            let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
+            if !uid.is_empty() {
+                return Err(checks::other_object(call, uid, ""));
+            }
+            checks::version(object["metadata"]["resourceVersion"].as_str().unwrap_or_default())?;
+            if !store.dry_run {
+                set(&mut object["metadata"], "resourceVersion", Value::Null);
+            }
+            Ok((StatusCode::CREATED, create(store, call, object)?))
+        }
+        Err(missing) => Err(missing),
+    }
 }
 
 /// Stores `next` in place of `before`.
@@ -59,14 +82,21 @@ pub(super) fn update(
     before: &Arc<Object>,
     mut next: Value,
 ) -> Result<Arc<Object>, Failure> {
-    check_preconditions(call, before, &next)?;
+    checks::preconditions(call, before, &next)?;
     keep_server_fields(before.value(), &mut next);
     keep_other_door(call, before.value(), &mut next);
+    checks::finalizers(call, before, &next)?;
+    if call.resource == "pods" && call.subresource().is_empty() {
+        checks::pod_spec(call, before.value(), &next)?;
+    }
     admit(call, &mut next)?;
     if next == *before.value() {
         return Ok(before.clone());
     }
-    if call.kind.has(Trait::Generation) && is_new_generation(&call.kind, before.value(), &next) {
+    if call.kind.has(Trait::Generation)
+        && call.subresource().is_empty()
+        && is_new_generation(&call.kind, before.value(), &next)
+    {
         next["metadata"]["generation"] =
             json!(before.value()["metadata"]["generation"].as_i64().unwrap_or(0) + 1);
     }
@@ -74,7 +104,8 @@ pub(super) fn update(
     if is_finished(&next) {
         store.remove(&call.resource, &name)?;
         after_removal(store, &call.resource, &next)?;
-        return Ok(Arc::new(Object::new(next, store.version)));
+        // The client sees what it sent, not what its going left behind.
+        return Ok(Arc::new(Object::unwritten(next)));
     }
     let updated = store.put(&call.resource, name, next)?;
     apply::note_update(store, call, before, &updated)?;
@@ -111,11 +142,17 @@ pub(super) fn after_removal(store: &mut Store, resource: &str, removed: &Value) 
 fn choose_name(store: &mut Store, call: &Call, object: &Value) -> Result<Name, Failure> {
     let meta = &object["metadata"];
     if let Some(name) = meta["name"].as_str().filter(|name| !name.is_empty()) {
-        return Ok(Name::new(&call.info.namespace, name));
+        // The names of budgets and events are not looked at.
+        let is_checked = !matches!(call.kind.kind.as_str(), "PodDisruptionBudget" | "Event");
+        let wrong = validate::name(name, call.kind.kind == "Namespace").filter(|_| is_checked);
+        return match wrong {
+            None => Ok(Name::new(&call.info.namespace, name)),
+            Some(cause) => Err(checks::invalid(call, name, cause)),
+        };
     }
     let Some(prefix) = meta["generateName"].as_str().filter(|prefix| !prefix.is_empty()) else {
         let cause = validate::Cause::required("metadata.name", "name or generateName is required");
-        return Err(validate::invalid(&call.kind, "", &[cause]));
+        return Err(checks::invalid(call, "", cause));
     };
     loop {
         let name = Name::new(&call.info.namespace, &format!("{prefix}{}", store.next_suffix()));
@@ -130,9 +167,7 @@ fn stamp(store: &mut Store, call: &Call, object: &mut Value, name: &Name) {
     let (uid, created) = (store.next_uid(), store.clock.stamp());
     let meta = &mut object["metadata"];
     if let Some(meta) = meta.as_object_mut() {
-        for field in
-            ["deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "generation", "selfLink"]
-        {
+        for field in ["deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "selfLink"] {
             meta.remove(field);
         }
     }
@@ -145,36 +180,6 @@ fn stamp(store: &mut Store, call: &Call, object: &mut Value, name: &Name) {
     }
     meta["uid"] = uid.into();
     meta["creationTimestamp"] = created;
-}
-
-fn check_preconditions(call: &Call, before: &Object, next: &Value) -> Result<(), Failure> {
-    let sent = |field: &str| next["metadata"][field].as_str().unwrap_or_default();
-    let name = before.meta("name");
-    if !sent("uid").is_empty() && sent("uid") != before.meta("uid") {
-        let why = format!(
-            "Precondition failed: UID in precondition: {}, UID in object meta: {}",
-            sent("uid"),
-            before.meta("uid")
-        );
-        return Err(Failure::conflict(&call.resource, name, &why));
-    }
-    match sent("resourceVersion") {
-        "" if call.info.verb == "update" && !call.kind.has(Trait::UnconditionalUpdate) => {
-            let cause = validate::Cause::invalid(
-                "metadata.resourceVersion",
-                "0x0",
-                "must be specified for an update",
-            );
-            Err(validate::invalid(&call.kind, name, &[cause]))
-        }
-        "" => Ok(()),
-        version if version == before.meta("resourceVersion") => Ok(()),
-        _ => {
-            let why =
-                "the object has been modified; please apply your changes to the latest version and try again";
-            Err(Failure::conflict(&call.resource, name, why))
-        }
-    }
 }
 
 fn keep_server_fields(before: &Value, next: &mut Value) {
@@ -190,12 +195,27 @@ fn keep_server_fields(before: &Value, next: &mut Value) {
     set(&mut next["metadata"], "managedFields", Value::Null);
 }
 
-/// The status door changes only `status`; the main door changes everything else.
+/// Whether the status door leaves labels, annotations and finalizers alone. For most built-in kinds it does not.
+pub(super) fn keeps_metadata(kind: &Kind) -> bool {
+    kind.is_custom || matches!(kind.kind.as_str(), "ResourceClaim" | "CustomResourceDefinition")
+}
+
+/// The status door changes `status`, and metadata where the kind allows it; the main door changes everything else.
 fn keep_other_door(call: &Call, before: &Value, next: &mut Value) {
     if call.subresource() == "status" {
-        let status = next["status"].take();
+        let (status, mut metadata) = (next["status"].take(), next["metadata"].take());
         *next = before.clone();
         set(next, "status", status);
+        if keeps_metadata(&call.kind) {
+            return;
+        }
+        if call.kind.kind == "Deployment" {
+            set(&mut metadata, "labels", before["metadata"]["labels"].clone());
+        }
+        if call.kind.kind == "Pod" {
+            set(&mut metadata, "ownerReferences", before["metadata"]["ownerReferences"].clone());
+        }
+        next["metadata"] = metadata;
     } else if call.kind.has(Trait::Status) {
         set(next, "status", before["status"].clone());
     }
@@ -209,6 +229,7 @@ fn admit(call: &Call, object: &mut Value) -> Result<(), Failure> {
         if call.subresource() != "status" {
             defaults::fill_spec(&call.kind.kind, object);
         }
+        defaults::fill_zeros(&call.kind.kind, object);
         return Ok(());
     }
     let version = call.kind.version(&call.info.version);
@@ -230,7 +251,7 @@ fn admit(call: &Call, object: &mut Value) -> Result<(), Failure> {
         return Ok(());
     }
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
-    Err(validate::invalid(&call.kind, name, &causes))
+    Err(validate::invalid(&call.kind, name, &validate::with_unchecked_rules(causes, schema)))
 }
 
 /// The built-in kinds have no schema here; what the server itself writes into must at least be there to write into.

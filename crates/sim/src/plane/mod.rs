@@ -128,6 +128,17 @@ impl Plane {
     /// Starts a plane. When it returns, the API server is ready, the namespace `default` is there, and
     /// controllers and scheduler run.
     pub async fn start(binaries: &Binaries, options: PlaneOptions) -> Result<Plane, PlaneError> {
+        let mut plane = Plane::start_api(binaries, options).await?;
+        let Plane { processes, access, data, .. } = &mut plane;
+        let controllers = arguments::controller_manager(access);
+        processes.start(binaries, "kube-controller-manager", &controllers, data)?;
+        processes.start(binaries, "kube-scheduler", &arguments::scheduler(access), data)?;
+        plane.check()?;
+        Ok(plane)
+    }
+
+    /// The API server and its store alone: nothing changes but what a test changes.
+    pub async fn start_api(binaries: &Binaries, options: PlaneOptions) -> Result<Plane, PlaneError> {
         let mut attempt = 1;
         loop {
             match Plane::start_once(binaries, &options).await {
@@ -153,12 +164,6 @@ impl Plane {
         plane.listens("kube-apiserver", ports.apiserver, deadline).await?;
         plane.answers("/readyz", deadline).await?;
         plane.answers("/api/v1/namespaces/default", deadline).await?;
-
-        let Plane { processes, access, data, .. } = &mut plane;
-        let controllers = arguments::controller_manager(access);
-        processes.start(binaries, "kube-controller-manager", &controllers, data)?;
-        processes.start(binaries, "kube-scheduler", &arguments::scheduler(access), data)?;
-        plane.check()?;
         Ok(plane)
     }
 

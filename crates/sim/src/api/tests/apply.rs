@@ -25,10 +25,7 @@ async fn another_managers_field_is_a_conflict_until_forced() {
     apply(&nodes, "one", json!({"x": "1"})).await.unwrap();
     let status = refusal(apply(&nodes, "two", json!({"x": "2"})).await);
     assert_eq!((status.code, &*status.reason), (409, "Conflict"));
-    assert_eq!(
-        status.message,
-        "Apply failed with 1 conflict: conflict with \"one\" using v1: .metadata.labels.x"
-    );
+    assert_eq!(status.message, "Apply failed with 1 conflict: conflict with \"one\": .metadata.labels.x");
     nodes.patch("a", &PatchParams::apply("two").force(), &labels(&json!({"x": "2"}))).await.unwrap();
     let node = apply(&nodes, "one", json!({})).await.unwrap();
     assert_eq!(node.labels()["x"], "2", "a lost field is not removed with the rest");

@@ -64,7 +64,7 @@ async fn strategic_directives_are_obeyed() {
     };
     patch(json!({"metadata": {"finalizers": ["a/x"]}})).await;
     let pod = patch(json!({"metadata": {"finalizers": ["a/y"]}})).await;
-    assert_eq!(pod.finalizers(), ["a/x", "a/y"]);
+    assert_eq!(pod.finalizers(), ["a/y", "a/x"]);
     let pod = patch(json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["a/x"]}})).await;
     assert_eq!(pod.finalizers(), ["a/y"]);
     let pod = patch(json!({"metadata": {"labels": {"$patch": "replace", "only": "1"}}})).await;
