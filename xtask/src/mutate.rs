@@ -218,12 +218,11 @@ pub(crate) fn mutate(options: &Options) -> Result<()> {
         let start = Instant::now();
         let found = try_one(place, mutation, options.seeds)?;
         let took = Elapsed(start.elapsed());
-        match found {
-            Some(found) => println!("found     {:<58} {took:>9}  {found}", mutation.name),
-            None => {
-                println!("SURVIVED  {:<58} {took:>9}", mutation.name);
-                survivors.push(mutation.name);
-            }
+        if let Some(found) = found {
+            println!("found     {:<58} {took:>9}  {found}", mutation.name);
+        } else {
+            println!("SURVIVED  {:<58} {took:>9}", mutation.name);
+            survivors.push(mutation.name);
         }
     }
     let found = mutations.len() - survivors.len();

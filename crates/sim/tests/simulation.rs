@@ -5,6 +5,7 @@
 
 use pitcrew_sim::simulate::{Case, Fault, Run, Wish, run, run_all};
 
+#[expect(clippy::unwrap_used, reason = "a run that cannot begin fails its test")]
 fn play(seed: u64, wish: &Wish) -> Run {
     run(&Case::new(seed, wish), true).unwrap()
 }

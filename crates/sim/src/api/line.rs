@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tokio::time::Instant;
 
-use super::store::Store;
+use super::store::{Store, Table};
 use super::{Shared, lock};
 
 /// What is wrong with the watches of one user.
@@ -29,7 +29,7 @@ impl Lines {
     pub fn cut(&self, user: &str) {
         self.change(user, |line| line.cuts += 1);
         let store = lock(&self.0);
-        store.tables.values().for_each(|table| table.wake_all());
+        store.tables.values().for_each(Table::wake_all);
     }
 
     /// Ends the watches of `user`, and drops the history for it: it gets 410 and lists again.

@@ -193,11 +193,10 @@ fn only_proven(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<St
         (pods.peek().is_some(), pods.any(|(_, pod)| recently(pod)))
     };
     match (ready(Role::Driver), ready(Role::Validator)) {
-        ((_, true), (false, _) | (_, true)) => None,
         ((true, false), _) => Some("it was given back, and its driver is not ready".to_owned()),
         (_, (true, false)) => Some("it was given back, and its validator is not ready".to_owned()),
-        // Gone a moment ago.
-        ((false, _), _) => None,
+        // Ready, or gone a moment ago.
+        _ => None,
     }
 }
 

@@ -20,7 +20,7 @@ use super::world::{By, Change, Request, World};
 use crate::api::Written;
 
 /// A node may be on its way for so long without anything being seen of it.
-const MOVING_MAX: Duration = Duration::from_secs(60);
+const MOVING_MAX: Duration = Duration::from_mins(1);
 
 /// A promise that was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -30,7 +30,7 @@ const LAG_OF_DELAYED_NEWS: SignedDuration = SignedDuration::from_secs(90);
 /// Between a last look and the write that follows: each call has 5 s.
 const LAG_OF_SLOW_LOOKS: SignedDuration = SignedDuration::from_secs(15);
 /// All of it is known after so long.
-const AFTER_DELAYED_NEWS: Duration = Duration::from_secs(60);
+const AFTER_DELAYED_NEWS: Duration = Duration::from_mins(1);
 /// How often it is looked whether all nodes have come to an end.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// A rollout says how it ended after this long at most.
@@ -224,14 +224,11 @@ impl Play<'_> {
         let bound = settled::bound(self.case, self.record.book().world.nodes.len());
         // What was under way ends first, and news that were held up arrive.
         sleep(if self.case.delays_news() { AFTER_DELAYED_NEWS } else { LOOK_EVERY }).await;
-        let ended = timeout(bound, self.until_settled(weather)).await;
-        match ended {
-            Ok(result) => result?,
-            Err(_) => {
-                self.break_unsettled(&format!("after {} min", bound.as_secs() / 60));
-                return Ok(());
-            }
-        }
+        let Ok(ended) = timeout(bound, self.until_settled(weather)).await else {
+            self.break_unsettled(&format!("after {} min", bound.as_secs() / 60));
+            return Ok(());
+        };
+        ended?;
         self.note("every node has come to an end");
         sleep(LAST_WORDS).await;
         let before = self.record.book().our_writes;

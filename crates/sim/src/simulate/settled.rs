@@ -13,7 +13,7 @@ use super::world::{Node, Role};
 /// A visit takes no longer than its deadlines together; the policies of `case.rs` have none beyond these.
 const VISIT_MAX: Duration = Duration::from_mins(12);
 /// Without limits of our own, a driver has so long by default.
-const VISIT_MAX_BY_DEFAULT: Duration = Duration::from_mins(60);
+const VISIT_MAX_BY_DEFAULT: Duration = Duration::from_hours(1);
 /// A new leader, back-offs, and what was under way.
 const BEFORE_THE_FIRST: Duration = Duration::from_mins(5);
 

@@ -152,10 +152,11 @@ impl Sky {
             let words = "admission webhook \"nodes.example.com\" denied the request: nodes are frozen";
             return Some((Fault::Webhook, ApiFault::Denied(words)));
         }
-        if write && request.resource != "leases" {
-            if let Some(effect) = self.crash(request) {
-                return Some((Fault::Crash, effect));
-            }
+        if write
+            && request.resource != "leases"
+            && let Some(effect) = self.crash(request)
+        {
+            return Some((Fault::Crash, effect));
         }
         let drawn = self.chances.iter().find(|(fault, chance)| {
             let fits = match fault {

@@ -60,6 +60,7 @@ pub struct Request<'a> {
 
 /// A node.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 pub struct Node {
     /// Its UID.
     pub uid: String,

@@ -50,7 +50,7 @@ impl Scene {
         resource: &str,
         name: &str,
         after: Option<&Value>,
-        request: (&str, &str, Value),
+        request: (&str, &str, &Value),
     ) -> Vec<&'static str> {
         let namespace = if resource == "pods" { "gpu-operator" } else { "" };
         let body = request.2.to_string();
@@ -74,7 +74,7 @@ impl Scene {
             "nodes",
             name,
             Some(after),
-            ("patch", "nodes", json!({"metadata": {"resourceVersion": "7"}})),
+            ("patch", "nodes", &json!({"metadata": {"resourceVersion": "7"}})),
         )
     }
 
@@ -86,7 +86,7 @@ impl Scene {
         let uid = json!({"preconditions": {"uid": "x"}});
         let (verb, body) =
             if how == "pods" { ("delete", uid) } else { ("create", json!({"deleteOptions": uid})) };
-        self.we_write("pods", pod, Some(&after), (verb, how, body))
+        self.we_write("pods", pod, Some(&after), (verb, how, &body))
     }
 }
 
@@ -243,7 +243,7 @@ fn nodes_to_be_skipped_are_left_alone() {
 fn a_write_that_is_not_pinned_is_found() {
     let mut scene = Scene::new(&one_at_a_time());
     let start = node_in("cordon-required", false, None);
-    let broken = scene.we_write("nodes", "a", Some(&start), ("patch", "nodes", json!({})));
+    let broken = scene.we_write("nodes", "a", Some(&start), ("patch", "nodes", &json!({})));
     assert_eq!(broken, ["S11"]);
 }
 
