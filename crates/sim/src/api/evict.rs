@@ -27,12 +27,25 @@ pub(super) fn evict(store: &mut Store, call: &Call) -> Result<(), Failure> {
     store.dry_run = options.dry_run;
     let pod = store.get(&call.resource, &name)?;
     // As in a real server, the budget is asked and used up before the preconditions are looked at.
-    if !is_out_of_budget(&pod) {
-        ask_budget(store, &pod, &name)?;
+    let spared = if is_out_of_budget(&pod) { None } else { ask_budget(store, &pod, &name)? };
+    let had_version = options.version.is_some();
+    if spared.is_some() {
+        // It must still be the pod that was not ready.
+        options.version = Some(pod.meta("resourceVersion").to_owned());
     }
+    match (go(store, call, &pod, options), spared) {
+        (Err(refused), Some(budget)) if refused.is_conflict() && !had_version => {
+            Err(still_processed(&budget))
+        }
+        (result, _) => result,
+    }
+}
+
+fn go(store: &mut Store, call: &Call, pod: &Arc<Object>, mut options: DeleteOptions) -> Result<(), Failure> {
+    let name = call.name();
     if !options.dry_run {
-        delete::check_preconditions(call, &pod, &options)?;
-        let marked = mark_evicted(store, call, &name, &pod)?;
+        delete::check_preconditions(call, pod, &options)?;
+        let marked = mark_evicted(store, call, &name, pod)?;
         options.version = options.version.map(|_| marked.meta("resourceVersion").to_owned());
     }
     delete::delete(store, call, &name, &options)?;
@@ -69,22 +82,23 @@ fn is_out_of_budget(pod: &Object) -> bool {
         || matches!(pod.value()["status"]["phase"].as_str(), Some("Succeeded" | "Failed" | "Pending"))
 }
 
-fn ask_budget(store: &mut Store, pod: &Object, name: &Name) -> Result<(), Failure> {
+/// Takes a disruption from the pod's budget. Names the budget if it lets the pod go without one, as it is not ready.
+fn ask_budget(store: &mut Store, pod: &Object, name: &Name) -> Result<Option<String>, Failure> {
     let budgets = matching_budgets(store, pod, &name.namespace)?;
     let (budget_name, budget) = match budgets.as_slice() {
-        [] => return Ok(()),
+        [] => return Ok(None),
         [only] => only,
         _ => {
             let message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
-            return Err(Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message));
+            return Err(Failure::internal(message));
         }
     };
     if !is_ready(pod.value()) && unhealthy_may_go(budget.value()) {
-        return Ok(());
+        return Ok(Some(budget_name.name.clone()));
     }
     let next = take_one(budget.value(), &name.name, store.clock.stamp())?;
     store.put(BUDGETS, budget_name.clone(), next)?;
-    Ok(())
+    Ok(None)
 }
 
 fn matching_budgets(
@@ -123,23 +137,73 @@ fn take_one(budget: &Value, pod: &str, now: Value) -> Result<Value, Failure> {
     let name = budget["metadata"]["name"].as_str().unwrap_or_default();
     let count = |field: &str| budget["status"][field].as_i64().unwrap_or(0);
     if count("observedGeneration") < budget["metadata"]["generation"].as_i64().unwrap_or(0) {
-        let cause = format!("The disruption budget {name} is still being processed by the server.");
-        return Err(refusal(&cause, Some(10)));
+        return Err(still_processed(name));
     }
     if count("disruptionsAllowed") <= 0 {
-        let (desired, healthy) = (count("desiredHealthy"), count("currentHealthy"));
-        let cause =
-            format!("The disruption budget {name} needs {desired} healthy pods and has {healthy} currently");
-        return Err(refusal(&cause, None));
+        return Err(refusal(&why_none(budget, name), None));
     }
     let mut next = budget.clone();
-    next["status"]["disruptionsAllowed"] = json!(count("disruptionsAllowed") - 1);
+    let left = count("disruptionsAllowed") - 1;
+    if left == 0 {
+        set_used_up(&mut next["status"], &now);
+    }
+    next["status"]["disruptionsAllowed"] = json!(left);
     let disrupted = &mut next["status"]["disruptedPods"];
     if !disrupted.is_object() {
         *disrupted = json!({});
     }
     disrupted[pod] = now;
     Ok(next)
+}
+
+/// Why a budget allows nothing.
+fn why_none(budget: &Value, name: &str) -> String {
+    let status = &budget["status"];
+    let count = |field: &str| status[field].as_i64().unwrap_or(0);
+    let (desired, healthy) = (count("desiredHealthy"), count("currentHealthy"));
+    let mut conditions = status["conditions"].as_array().into_iter().flatten();
+    let failed =
+        conditions.find(|condition| condition["type"] == ALLOWED && condition["reason"] == "SyncFailed");
+    if let Some(failed) = failed.filter(|condition| condition["status"] == "False") {
+        let why = failed["message"].as_str().unwrap_or_default();
+        return format!(
+            "The disruption budget {name} does not allow evicting pods currently because it failed sync: {why}"
+        );
+    }
+    if healthy <= desired {
+        return format!(
+            "The disruption budget {name} needs {desired} healthy pods and has {healthy} currently"
+        );
+    }
+    format!("The disruption budget {name} does not allow evicting pods currently")
+}
+
+const ALLOWED: &str = "DisruptionAllowed";
+
+/// The last disruption is gone: the budget says so before its controller does.
+fn set_used_up(status: &mut Value, now: &Value) {
+    let mut condition = json!({
+        "type": ALLOWED, "status": "False", "reason": "InsufficientPods", "message": "", "lastTransitionTime": now,
+    });
+    if let Some(observed) = status["observedGeneration"].as_i64() {
+        condition["observedGeneration"] = json!(observed);
+    }
+    let mut conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+    match conditions.iter_mut().find(|known| known["type"] == ALLOWED) {
+        None => conditions.push(condition),
+        Some(known) => {
+            if known["status"] == "False" {
+                condition["lastTransitionTime"] = known["lastTransitionTime"].clone();
+            }
+            *known = condition;
+        }
+    }
+    status["conditions"] = conditions.into();
+}
+
+fn still_processed(budget: &str) -> Failure {
+    let cause = format!("The disruption budget {budget} is still being processed by the server.");
+    refusal(&cause, Some(10))
 }
 
 fn refusal(cause: &str, retry_seconds: Option<u32>) -> Failure {

@@ -55,6 +55,10 @@ impl Failure {
         Self::new(StatusCode::CONFLICT, "Conflict", message).about(resource, name)
     }
 
+    pub(super) fn is_conflict(&self) -> bool {
+        self.code == StatusCode::CONFLICT
+    }
+
     pub(super) fn method_not_allowed() -> Self {
         let message = "the server does not allow this method on the requested resource";
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message).with_details(json!({}))

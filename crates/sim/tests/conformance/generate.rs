@@ -21,6 +21,9 @@ pub(crate) fn sequence(seed: u64) -> Vec<Call> {
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "<ns>"}});
     let mut calls = vec![Call::new("POST", "/api/v1/namespaces").sending(Body::Json(namespace))];
     let kinds = choose_kinds(&mut chance);
+    if kinds.iter().any(|kind| kind.plural == "poddisruptionbudgets") && kinds[0].plural == "pods" {
+        guard(&mut chance, &mut calls);
+    }
     let count = chance.usize(8..=18);
     for index in 1..=count {
         let kind = kinds[chance.usize(..kinds.len())];
@@ -32,6 +35,34 @@ pub(crate) fn sequence(seed: u64) -> Vec<Call> {
         calls.push(watch(&mut chance, kind));
     }
     calls
+}
+
+/// Pods that a budget guards: two on a node, ready or not, and a budget whose status allows some to go.
+fn guard(chance: &mut Rng, calls: &mut Vec<Call>) {
+    let (pods, budgets) = (kinds::named("pods"), kinds::named("poddisruptionbudgets"));
+    let create = |kind: &Kind, name: &str, mut body: Value| {
+        body["metadata"]["name"] = name.into();
+        body["metadata"]["labels"]["app"] = "x".into();
+        Call::new("POST", kind.collection()).sending(Body::Json(body))
+    };
+    let report = |kind: &Kind, name: &str, status: Value| {
+        let call = Call::new("PATCH", kind.path(name) + "/status");
+        Call { content_type: "application/merge-patch+json", ..call }.sending(Body::Json(status))
+    };
+    for name in ["a", "b"] {
+        calls.push(create(pods, name, pods.body(chance)));
+        let ready = if chance.u8(..4) > 0 { "True" } else { "False" };
+        let conditions =
+            json!([{"type": "Ready", "status": ready, "lastTransitionTime": "2025-01-02T03:04:05Z"}]);
+        calls.push(report(pods, name, json!({"status": {"phase": "Running", "conditions": conditions}})));
+    }
+    let mut budget = budgets.body(chance);
+    budget["spec"]["selector"] = json!({"matchLabels": {"app": "x"}});
+    calls.push(create(budgets, "a", budget));
+    let observed = chance.u8(..4).min(1);
+    let (allowed, healthy, desired) = (chance.u8(0..3), chance.u8(0..3), chance.u8(0..3));
+    let status = json!({"observedGeneration": observed, "disruptionsAllowed": allowed, "currentHealthy": healthy, "desiredHealthy": desired, "expectedPods": 3});
+    calls.push(report(budgets, "a", json!({"status": status})));
 }
 
 fn choose_kinds(chance: &mut Rng) -> Vec<&'static Kind> {
@@ -80,7 +111,7 @@ fn any(chance: &mut Rng, kind: &'static Kind, index: usize) -> Call {
         _ if kind.plural == "pods" => act_on_pod(chance, kind),
         _ => patch(chance, kind),
     };
-    if kind.plural == "pods" && chance.u8(..5) == 0 {
+    if kind.plural == "pods" && chance.u8(..4) == 0 {
         call = act_on_pod(chance, kind);
     }
     if call.method != "GET" && call.option("dryRun").is_empty() && chance.u8(..14) == 0 {

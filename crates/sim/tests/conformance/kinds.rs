@@ -94,7 +94,7 @@ impl Kind {
             "ControllerRevision" => json!({"data": {"spec": {"word": "a"}}, "revision": 1}),
             "Event" => json!({"involvedObject": {"kind": "Pod", "namespace": "<ns>", "name": "a"}}),
             "ResourceClaim" => {
-                json!({"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.example.com"}}]}}})
+                json!({"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"allocationMode": "ExactCount", "count": 1, "deviceClassName": "gpu.example.com"}}]}}})
             }
             "ResourceSlice" => {
                 json!({"spec": {"driver": "gpu.example.com", "nodeName": "node-1", "pool": {"name": "pool", "generation": 1, "resourceSliceCount": 1}}})
