@@ -46,8 +46,11 @@ impl Member {
 
     fn start(&self) {
         let mut life = self.life();
-        if life.running.as_ref().is_some_and(|running| !running.is_finished()) {
-            return;
+        match &life.running {
+            Some(running) if !running.is_finished() => return,
+            // Whoever kills it takes it out of here first.
+            Some(_) => self.record.broken("a controller ended by itself"),
+            None => {}
         }
         life.number += 1;
         let identity = format!("{}-{}", self.user, life.number);
@@ -81,7 +84,7 @@ impl Member {
         self.start();
     }
 
-    fn has_panicked(&self) -> bool {
+    fn has_ended(&self) -> bool {
         self.life().running.as_ref().is_some_and(JoinHandle::is_finished)
     }
 }
@@ -121,7 +124,7 @@ impl Controllers {
 
     /// A replica that ended although nobody killed it.
     pub(super) fn any_ended(&self) -> bool {
-        self.0.iter().any(|member| member.has_panicked())
+        self.0.iter().any(|member| member.has_ended())
     }
 
     fn member(&self, whom: u32) -> &Arc<Member> {

@@ -90,8 +90,7 @@ pub fn run_all(
     };
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
-        // A worker that panics fails its own run loudly; the others go on.
-        workers.into_iter().try_for_each(|worker| worker.join().unwrap_or(Ok(())))
+        workers.into_iter().try_for_each(|worker| worker.join().unwrap_or(Err(RunError::Panicked)))
     })?;
     Ok(total.into_inner().unwrap_or_else(PoisonError::into_inner))
 }

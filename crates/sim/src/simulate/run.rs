@@ -76,6 +76,9 @@ pub enum RunError {
     /// No cluster.
     #[error("set up the cluster")]
     SetUp(#[from] SetUpError),
+    /// A run panicked; standard error says where.
+    #[error("a run panicked, see above")]
+    Panicked,
     /// The cluster refused what a person does.
     #[error("work in the cluster")]
     Api(#[from] kube::Error),
