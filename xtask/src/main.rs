@@ -32,6 +32,7 @@ mod helm;
 mod image;
 mod kube;
 mod mutate;
+mod simulation;
 mod test;
 mod up;
 

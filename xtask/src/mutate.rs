@@ -1,10 +1,11 @@
 //! `cargo xtask mutate`: breaks the program on purpose, one small place at a time, and sees whether the simulation finds
 //! it. A mutation that survives is a missing check.
 //!
-//! The sources are copied to `target/mutants`, so nothing here is touched, and each mutation is undone before the next.
+//! The sources are copied to `target/mutants`, so nothing here is touched. All mutations are built into one program, each
+//! behind a switch, and it is run once with each switched on.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
@@ -26,10 +27,24 @@ pub(crate) struct Options {
 struct Mutation {
     name: &'static str,
     file: &'static str,
-    /// There exactly once.
+    /// An expression that is there exactly once.
     from: &'static str,
+    /// What is there instead; with `MUTATED` in it, at all times, and the switch is where that word is.
     to: &'static str,
 }
+
+/// Which mutation is switched on.
+const SWITCH: &str = "PITCREW_MUTANT";
+
+/// What the copied program asks.
+const ASK: &str = r#"
+/// Whether a mutation is switched on.
+#[doc(hidden)]
+pub fn mutated(number: usize) -> bool {
+    static ON: std::sync::OnceLock<Option<usize>> = std::sync::OnceLock::new();
+    *ON.get_or_init(|| std::env::var("PITCREW_MUTANT").ok()?.parse().ok()) == Some(number)
+}
+"#;
 
 /// At least so many of twenty must be found.
 const FOUND_OF_TWENTY: usize = 19;
@@ -38,185 +53,186 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "one more than maxParallelUpgrades starts",
         file: "crates/core/src/plan/ledger.rs",
-        from: "is_none_or(|limit| moving < limit as usize)",
-        to: "is_none_or(|limit| moving <= limit as usize)",
+        from: "moving < limit as usize",
+        to: "moving <= limit as usize",
     },
     Mutation {
         name: "nodes that others took out are not counted",
         file: "crates/core/src/plan/ledger.rs",
-        from: "self.out += usize::from(out);",
-        to: "self.out += usize::from(out && !foreign);",
+        from: "usize::from(out)",
+        to: "usize::from(out && !foreign)",
     },
     Mutation {
         name: "writes under way take no slot",
         file: "crates/controller/src/run.rs",
-        from: "self.store.snapshot.in_flight.insert(object, Pending { moving_to, on_node });",
-        to: "let _ = Pending { moving_to, on_node };",
+        from: "self.store.snapshot.in_flight.insert(object, Pending { moving_to, on_node })",
+        to: "None::<Pending>",
     },
     Mutation {
         name: "whoever does not lead acts too",
         file: "crates/controller/src/run.rs",
-        from: "if !*self.leads.borrow() {",
-        to: "if false {",
+        from: "!*self.leads.borrow()",
+        to: "false",
     },
     Mutation {
         name: "foreign cordons are lifted",
         file: "crates/core/src/plan/cordon.rs",
-        from: "let ours = holds.cordon && !kept",
-        to: "let ours = !kept",
+        from: "holds.cordon && !kept",
+        to: "!kept",
     },
     Mutation {
         name: "cordons stay",
         file: "crates/core/src/plan/cordon.rs",
-        from: "patch.unschedulable = (ours && node.unschedulable).then_some(false);",
-        to: "patch.unschedulable = (ours && !node.unschedulable).then_some(false);",
+        from: "ours && node.unschedulable",
+        to: "ours && !node.unschedulable",
     },
     Mutation {
         name: "a node that a person uncordons is not cordoned again",
         file: "crates/core/src/plan/walk.rs",
-        from: "if walk.state.in_flight() && walk.state > State::CordonRequired && !member.node.unschedulable {",
-        to: "if false {",
+        from: "walk.state.in_flight() && walk.state > State::CordonRequired && !member.node.unschedulable",
+        to: "false",
     },
     Mutation {
         name: "validators are not waited for",
         file: "crates/core/src/plan/validation.rs",
-        from: "match validators.iter().find(|pod| !pod.ready || pod.deleting.is_some()) {",
-        to: "match validators.iter().find(|_| false) {",
+        from: "!pod.ready || pod.deleting.is_some()",
+        to: "false",
     },
     Mutation {
         name: "a driver that broke again is given back",
         file: "crates/core/src/plan/cordon.rs",
-        from: "let fit = member.sync == Freshness::InSync && member.driver_ready && member.node.ready;",
-        to: "let fit = member.sync == Freshness::InSync || member.driver_ready || member.node.ready;",
+        from: "member.sync == Freshness::InSync && member.driver_ready && member.node.ready",
+        to: "member.sync == Freshness::InSync || member.driver_ready || member.node.ready",
     },
     Mutation {
         name: "a driver that is not ready goes on to validation",
         file: "crates/core/src/plan/restart.rs",
-        from: "if sync == Freshness::InSync && member.driver_ready && !retried && !member.waits_for_load {",
-        to: "if sync == Freshness::InSync && !retried && !member.waits_for_load {",
+        from: "sync == Freshness::InSync && member.driver_ready && !retried && !member.waits_for_load",
+        to: "sync == Freshness::InSync && !retried && !member.waits_for_load",
     },
     Mutation {
         name: "pods that use the device do not have to leave",
         file: "crates/core/src/plan/removal.rs",
-        from: "    if pods.is_empty() {\n        return Progress::Gone;",
-        to: "    if pods.len() < 2 {\n        return Progress::Gone;",
+        from: "if pods.is_empty() {\n        return Progress::Gone;\n    }",
+        to: "if pods.len() < 2 {\n        return Progress::Gone;\n    }",
     },
     Mutation {
         name: "nobody looks once more before the restart",
         file: "crates/controller/src/execute.rs",
-        from: "if users.is_some_and(|users| holds_device(users, &pod)) {",
-        to: "if users.is_some_and(|users| holds_device(users, &pod)) && false {",
+        from: "users.is_some_and(|users| holds_device(users, &pod))",
+        to: "false",
     },
     Mutation {
         name: "evictions are not pinned",
         file: "crates/controller/src/execute.rs",
-        from: "\"deleteOptions\": {\"preconditions\": {\"uid\": pod.uid}},",
-        to: "\"deleteOptions\": {},",
+        from: "{\"preconditions\": {\"uid\": pod.uid}}",
+        to: "if MUTATED { json!({}) } else { json!({\"preconditions\": {\"uid\": pod.uid}}) }",
     },
     Mutation {
         name: "node writes are not pinned",
         file: "crates/core/src/action.rs",
-        from: "Map::from_iter([(\"resourceVersion\".to_owned(), json!(self.seen.to_string()))]);",
-        to: "Map::new();",
+        from: "Map::from_iter([(\"resourceVersion\".to_owned(), json!(self.seen.to_string()))])",
+        to: "Map::new()",
     },
     Mutation {
         name: "a pause is not obeyed",
         file: "crates/core/src/plan/walk.rs",
-        from: "_ if *status == PoolStatus::Paused => {",
-        to: "_ if false && *status == PoolStatus::Paused => {",
+        from: "*status == PoolStatus::Paused",
+        to: "false",
     },
     Mutation {
         name: "an abort is not obeyed",
         file: "crates/core/src/plan/start.rs",
-        from: "if let Some(rollout) = view.aborted.as_ref().filter(|_| !member.needs_driver()) {",
-        to: "if let Some(rollout) = view.aborted.as_ref().filter(|_| false) {",
+        from: "view.aborted.as_ref().filter(|_| !member.needs_driver())",
+        to: "view.aborted.as_ref().filter(|_| false)",
     },
     Mutation {
         name: "nodes to be skipped are not",
         file: "crates/core/src/plan/start.rs",
-        from: "if member.node.mark(&policy.keys.skip) == Some(\"true\") && !member.needs_driver() {",
-        to: "if member.node.mark(&policy.keys.skip) == Some(\"never\") {",
+        from: "member.node.mark(&policy.keys.skip) == Some(\"true\") && !member.needs_driver()",
+        to: "false",
     },
     Mutation {
         name: "failed nodes try again at once",
         file: "crates/core/src/plan/walk.rs",
-        from: "if member.target.is_some_and(|target| *target != walk.target) {",
-        to: "if member.target.is_some() {",
+        from: "member.target.is_some_and(|target| *target != walk.target)",
+        to: "member.target.is_some()",
     },
     Mutation {
         name: "deadlines do not fire",
         file: "crates/core/src/plan/walk.rs",
         from: "view.snapshot.now >= deadline",
-        to: "view.snapshot.now >= deadline && false",
+        to: "false",
     },
     Mutation {
         name: "nobody wakes up for a deadline",
         file: "crates/core/src/plan/walk.rs",
-        from: "let wake_at = reason.until();",
-        to: "let wake_at = None;",
+        from: "reason.until()",
+        to: "None",
     },
     Mutation {
         name: "NVSentinel is kept off for ever",
         file: "crates/core/src/plan/cordon.rs",
-        from: "    health::release(node, patch);\n",
-        to: "",
+        from: "health::release(node, patch)",
+        to: "()",
     },
     Mutation {
         name: "autoscalers are kept off for ever",
         file: "crates/core/src/plan/cordon.rs",
-        from: "            patch.annotations.set(key, before.clone());\n        }\n    }\n    health",
-        to: "            let _ = before;\n        }\n    }\n    health",
+        from: "patch.annotations.set(key, before.clone())",
+        to: "drop(before.clone())",
     },
     Mutation {
         name: "the record stays",
         file: "crates/core/src/plan/cordon.rs",
-        from: "    patch.annotations.set(VISIT_ANNOTATION, None);\n",
-        to: "",
+        from: "patch.annotations.set(VISIT_ANNOTATION, None)",
+        to: "()",
     },
     Mutation {
         name: "budgets are bypassed although the policy says Fail",
         file: "crates/core/src/plan/removal.rs",
-        from: "if ran_out && removal.timeout_action == TimeoutAction::Fail {",
-        to: "if ran_out && false {",
+        from: "ran_out && removal.timeout_action == TimeoutAction::Fail",
+        to: "false",
     },
     Mutation {
         name: "nobody takes over from a dead leader",
         file: "crates/controller/src/lease.rs",
-        from: "let free = holder(lease).is_none() || since.elapsed() >= DURATION;",
-        to: "let free = holder(lease).is_none();",
+        from: "holder(lease).is_none() || since.elapsed() >= DURATION",
+        to: "holder(lease).is_none()",
     },
     Mutation {
         name: "pods that are gone are remembered",
         file: "crates/controller/src/store.rs",
-        from: "Event::InitDone => Effect::changed(self.finish_list(kind)),",
-        to: "Event::InitDone => Effect::changed(true),",
+        from: "self.finish_list(kind)",
+        to: "true",
     },
     Mutation {
         name: "a refused write is not tried again",
         file: "crates/core/src/plan/walk.rs",
-        from: "SetbackKind::Error(_) if setback.retry_at <= snapshot.now => None,",
-        to: "SetbackKind::Error(_) if false => None,",
+        from: "SetbackKind::Error(_) if setback.retry_at <= snapshot.now",
+        to: "SetbackKind::Error(_) if !MUTATED && setback.retry_at <= snapshot.now",
     },
 ];
 
 /// Tries all of them.
 pub(crate) fn mutate(options: &Options) -> Result<()> {
-    let place = Path::new("target/mutants");
-    copy_sources(place)?;
     let wanted =
-        |mutation: &&Mutation| options.only.as_ref().is_none_or(|only| mutation.name.contains(only.as_str()));
-    let mutations: Vec<&Mutation> = MUTATIONS.iter().filter(wanted).collect();
-    if mutations.is_empty() {
+        |mutation: &Mutation| options.only.as_ref().is_none_or(|only| mutation.name.contains(only.as_str()));
+    let wanted: Vec<(usize, &Mutation)> =
+        MUTATIONS.iter().enumerate().filter(|(_, mutation)| wanted(mutation)).collect();
+    if wanted.is_empty() {
         bail!("no mutation is called like that");
     }
+    let place = Path::new("target/mutants");
+    copy_mutated(place)?;
     // The simulation must be fine without them.
-    if let Some(found) = simulate(place, options.seeds.min(100))? {
+    if let Some(found) = simulate(place, None, options.seeds.min(100))? {
         bail!("the simulation fails without any mutation: {found}");
     }
     let mut survivors = Vec::new();
-    for mutation in &mutations {
+    for (number, mutation) in &wanted {
         let start = Instant::now();
-        let found = try_one(place, mutation, options.seeds)?;
+        let found = simulate(place, Some(*number), options.seeds)?;
         let took = Elapsed(start.elapsed());
         if let Some(found) = found {
             println!("found     {:<58} {took:>9}  {found}", mutation.name);
@@ -225,23 +241,28 @@ pub(crate) fn mutate(options: &Options) -> Result<()> {
             survivors.push(mutation.name);
         }
     }
-    let found = mutations.len() - survivors.len();
-    println!("\n{found} of {} found within {} seeds", mutations.len(), options.seeds);
-    if found * 20 < mutations.len() * FOUND_OF_TWENTY {
+    let found = wanted.len() - survivors.len();
+    println!("\n{found} of {} found within {} seeds", wanted.len(), options.seeds);
+    if found * 20 < wanted.len() * FOUND_OF_TWENTY {
         bail!("too many survive: {}", survivors.join(", "));
     }
     Ok(())
 }
 
-/// What git knows, as it is now.
-fn copy_sources(place: &Path) -> Result<()> {
+/// What git knows, as it is now, with all mutations in it.
+fn copy_mutated(place: &Path) -> Result<()> {
     let listed = Command::new("git")
         .args(["ls-files", "-co", "--exclude-standard"])
         .output()
         .context("ask git for the sources")?;
     for file in String::from_utf8_lossy(&listed.stdout).lines() {
-        let (from, to) = (PathBuf::from(file), place.join(file));
-        let Ok(new) = fs::read(&from) else { continue };
+        let Ok(content) = fs::read(file) else { continue };
+        let new = match String::from_utf8(content) {
+            Ok(text) => mutated(file, text)?.into_bytes(),
+            Err(binary) => binary.into_bytes(),
+        };
+        // What has not changed is not built again.
+        let to = place.join(file);
         if fs::read(&to).is_ok_and(|old| old == new) {
             continue;
         }
@@ -251,24 +272,37 @@ fn copy_sources(place: &Path) -> Result<()> {
     Ok(())
 }
 
-fn try_one(place: &Path, mutation: &Mutation, seeds: u64) -> Result<Option<String>> {
-    let path = place.join(mutation.file);
-    let original = fs::read_to_string(&path).with_context(|| format!("read {}", mutation.file))?;
-    if original.matches(mutation.from).count() != 1 {
-        bail!("\"{}\": {} does not have its line exactly once; mend the list", mutation.name, mutation.file);
+/// A source with the mutations that it has.
+fn mutated(file: &str, mut text: String) -> Result<String> {
+    let home = if file.starts_with("crates/core/") { "crate" } else { "pitcrew_core" };
+    for (number, Mutation { name, from, to, .. }) in
+        MUTATIONS.iter().enumerate().filter(|(_, mutation)| mutation.file == file)
+    {
+        if text.matches(from).count() != 1 {
+            bail!("\"{name}\": {file} does not have its line exactly once; mend the list");
+        }
+        let switch = format!("{home}::mutated({number})");
+        let new = if to.contains("MUTATED") {
+            to.replace("MUTATED", &switch)
+        } else {
+            format!("if {switch} {{ {to} }} else {{ {from} }}")
+        };
+        text = text.replacen(from, &new, 1);
     }
-    fs::write(&path, original.replacen(mutation.from, mutation.to, 1))?;
-    let found = simulate(place, seeds);
-    fs::write(&path, original)?;
-    found
+    if file == "crates/core/src/lib.rs" {
+        text.push_str(ASK);
+    }
+    Ok(text)
 }
 
-/// The first broken promise, or how else it failed.
-fn simulate(place: &Path, seeds: u64) -> Result<Option<String>> {
+/// The first broken promise with a mutation, or how else it failed.
+fn simulate(place: &Path, number: Option<usize>, seeds: u64) -> Result<Option<String>> {
     let mut cargo = Command::new("cargo");
     cargo.args(["test", "--quiet", "-p", "pitcrew-sim", "--test", "simulation", "seeds_keep_their_promises"]);
-    cargo.current_dir(place).env("CARGO_TARGET_DIR", "target").env("PITCREW_SEEDS", seeds.to_string());
-    cargo.env("RUSTFLAGS", "-Awarnings").stdin(Stdio::null());
+    // What the copy depends on is built already.
+    let target = std::path::absolute("target").context("find the target directory")?;
+    cargo.current_dir(place).env("CARGO_TARGET_DIR", target).env("PITCREW_SEEDS", seeds.to_string());
+    cargo.env_remove(SWITCH).envs(number.map(|number| (SWITCH, number.to_string()))).stdin(Stdio::null());
     let output = cargo.output().context("start cargo")?;
     if output.status.success() {
         return Ok(None);

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::cargo::cargo;
 use crate::elapsed::Elapsed;
-use crate::{alerts, deny, fuzz, helm, image, kube};
+use crate::{alerts, deny, fuzz, helm, image, kube, simulation};
 
 /// One check.
 struct Step {
@@ -23,7 +23,7 @@ struct Step {
     run: fn() -> Result<Option<String>>,
 }
 
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 12] = [
     Step {
         name: "format",
         again: "cargo fmt --all --check",
@@ -46,6 +46,11 @@ const STEPS: [Step; 11] = [
         run: || run(cargo(&["run", "--release", "--quiet", "--", "demo", "--instant"])),
     },
     Step { name: "demo as json", again: "cargo run --release -- demo --instant -o json", run: demo_as_json },
+    Step {
+        name: "simulation",
+        again: "cargo run --release -- simulate --seeds 2000",
+        run: simulation::check,
+    },
     Step { name: "static binary", again: "cargo xtask image", run: image::check },
 ];
 

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use json_patch::jsonptr::PointerBuf;
+use json_patch::{AddOperation, PatchOperation};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ObjectMeta, Status};
@@ -86,15 +88,12 @@ impl Executor {
             Action::RestartDriver(restart) => self.restart_driver(restart).await,
             Action::CreateRollout { name, spec } => self.create_rollout(name, spec).await,
             Action::RolloutStatus { name, status } => {
-                let body = json!({ "status": status });
-                self.patch_status::<Rollout>(name, "rollouts/status", body).await.map(Answer::RolloutStatus)
+                self.say::<Rollout>(name, "rollouts/status", json!(status)).await.map(Answer::RolloutStatus)
             }
-            Action::PolicyStatus { name, status } => {
-                let body = json!({ "status": status });
-                self.patch_status::<DriverPolicy>(name, "driverpolicies/status", body)
-                    .await
-                    .map(Answer::Policy)
-            }
+            Action::PolicyStatus { name, status } => self
+                .say::<DriverPolicy>(name, "driverpolicies/status", json!(status))
+                .await
+                .map(Answer::Policy),
             Action::Complain { .. } => Ok(Answer::Nothing),
         }
     }
@@ -202,12 +201,14 @@ impl Executor {
         self.call("create", "rollouts", api.create(&params, &rollout)).await.map(Answer::RolloutCreated)
     }
 
-    async fn patch_status<K>(&self, name: &str, resource: &'static str, body: Value) -> Result<K, CallError>
+    /// Writes a status in place of the one before: merged into it, what is no longer said would stay.
+    async fn say<K>(&self, name: &str, resource: &'static str, status: Value) -> Result<K, CallError>
     where
         K: Resource<DynamicType = ()> + DeserializeOwned + Clone + std::fmt::Debug,
     {
         let api = Api::<K>::all(self.client.clone());
-        let patch = Patch::Merge(body);
+        let add = AddOperation { path: PointerBuf::from_tokens(["status"]), value: status };
+        let patch = Patch::<()>::Json(json_patch::Patch(vec![PatchOperation::Add(add)]));
         self.call("patch", resource, api.patch_status(name, &PatchParams::default(), &patch)).await
     }
 

@@ -15,7 +15,7 @@ use pitcrew_core::api::{ClusterPolicy, crds};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::actors::{Actors, Behaviour, NAMESPACE};
+use crate::actors::{Actors, Behaviour, NAMESPACE, Way};
 use crate::api::ApiServer;
 use crate::fleet::{self, Fleet};
 
@@ -70,9 +70,9 @@ impl Cluster {
         behaviour: Behaviour,
     ) -> Result<Self, SetUpError> {
         let clock = Clock::starting_at(EPOCH);
-        let mut actors = Actors::embedded(|user| api.client_as(user), EPOCH, seed, behaviour);
+        let mut actors = Actors::embedded(&api, EPOCH, seed, behaviour);
         if fleet.nvsentinel {
-            actors.add_nvsentinel(api.client_as("nvsentinel"), EPOCH, seed);
+            actors.add_nvsentinel_on(Way::Inside(api.inside("nvsentinel")), EPOCH, seed);
         }
         let (admin, controller) = (api.client_as("admin"), api.client_as("pitcrew"));
         let cluster = Self { admin, controller, clock, actors, api: Some(api) };

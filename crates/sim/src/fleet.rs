@@ -322,7 +322,7 @@ impl Fleet {
         let operands = if self.clients { OPERANDS.len() } else { 0 };
         let per_node = 1 + usize::from(self.validators) + operands + usize::from(self.dra.is_some());
         let wanted = self.nodes * per_node + usize::try_from(replicas).unwrap_or(usize::MAX);
-        let mut pods = Informer::<Pod>::new(Api::all(client.clone()));
+        let mut pods = Informer::<Pod>::new(&client.clone().into());
         let mut ready = BTreeSet::new();
         while ready.len() < wanted {
             changed(&mut [&mut pods]).await;

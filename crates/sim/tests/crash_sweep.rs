@@ -17,7 +17,7 @@ const POINTS: u64 = 6;
 
 /// Stories that look at single moments, or whose deadlines are a few seconds: a controller that is blind for two of them
 /// may rightly be elsewhere.
-const MOMENTARY: [&str; 7] = [
+const MOMENTARY: [&str; 8] = [
     "a skipped node is left out until its label goes",
     "a pause keeps everything and a resume goes on",
     "bad-max-unavailable",
@@ -25,6 +25,7 @@ const MOMENTARY: [&str; 7] = [
     "one-bad-nvidiadriver",
     "failures-stop-new-starts",
     "slurm-keeps-allocating",
+    "one-restart-of-the-plugin-when-the-first-node-is-ready-is-too-early",
 ];
 
 fn main() {

@@ -116,6 +116,25 @@ pub struct RolloutFailure {
 impl RolloutFailure {
     /// A failure at `at`.
     pub fn new(node: &str, at: Timestamp, cause: String) -> Self {
-        Self { node: node.to_owned(), at: Time(at), cause }
+        Self { node: node.to_owned(), at: stamp(at), cause }
+    }
+}
+
+/// A time as the API keeps it, in whole seconds: what is said again must be equal to what was said before.
+pub fn stamp(at: Timestamp) -> Time {
+    Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_said_is_read_back_as_it_was() -> serde_json::Result<()> {
+        let at = Timestamp::UNIX_EPOCH + jiff::SignedDuration::from_millis(1638);
+        let said = RolloutFailure::new("gpu-01", at, "validation".into());
+        let read: RolloutFailure = serde_json::from_str(&serde_json::to_string(&said)?)?;
+        assert_eq!(read, said);
+        Ok(())
     }
 }

@@ -6,12 +6,11 @@
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Plan, PoolPlan, PoolStatus, Verdict};
 use crate::action::Action;
 use crate::api::{
-    DriverPolicyStatus, ROLLOUT_FAILURES_MAX, RolloutFailure, RolloutPhase, RolloutSpec, RolloutStatus,
+    DriverPolicyStatus, ROLLOUT_FAILURES_MAX, RolloutFailure, RolloutPhase, RolloutSpec, RolloutStatus, stamp,
 };
 use crate::contract::State;
 use crate::names::RevisionHash;
@@ -135,7 +134,7 @@ fn supersede(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan
     }
     let status = RolloutStatus {
         phase: RolloutPhase::Superseded,
-        finished_at: Some(Time(snapshot.now)),
+        finished_at: Some(stamp(snapshot.now)),
         ..rollout.status.clone().unwrap_or_default()
     };
     plan.actions.push(Action::RolloutStatus { name: name.to_owned(), status });
@@ -192,8 +191,8 @@ fn status(
         waiting,
         failed,
         unavailable: u32::try_from(done.ledger.out).unwrap_or(u32::MAX),
-        started_at: said.and_then(|s| s.started_at.clone()).or(Some(Time(snapshot.now))),
-        finished_at: over.then(|| said.and_then(|s| s.finished_at.clone()).unwrap_or(Time(snapshot.now))),
+        started_at: said.and_then(|s| s.started_at.clone()).or(Some(stamp(snapshot.now))),
+        finished_at: over.then(|| said.and_then(|s| s.finished_at.clone()).unwrap_or(stamp(snapshot.now))),
         failures: failures(done),
         relapses: said.map(|said| said.relapses.clone()).unwrap_or_default(),
         message: stopped.then(|| {

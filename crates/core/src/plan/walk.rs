@@ -17,7 +17,7 @@ use crate::action::{Action, Changes, NodePatch};
 use crate::contract::State;
 use crate::names::RevisionHash;
 use crate::reason::Reason;
-use crate::snapshot::SetbackKind;
+use crate::snapshot::{Object, SetbackKind};
 use crate::visit::{Cause, Failure, Visit, Walk};
 
 /// A new leader gets this long to try for itself before deadlines fire that ran out while nobody led.
@@ -40,6 +40,11 @@ impl Decision {
     pub(super) fn act(reason: Reason, action: Action) -> Self {
         Self { actions: vec![action], ..Self::stay(reason) }
     }
+
+    /// The node would stand elsewhere.
+    fn moves(&self) -> bool {
+        self.actions.iter().any(|action| matches!(action, Action::PatchNode(NodePatch { to: Some(_), .. })))
+    }
 }
 
 /// Decides what happens to one node.
@@ -60,7 +65,7 @@ pub(super) fn decide(
     if let Some(wait) = unfinished_business(view, member) {
         return wait;
     }
-    match &member.standing {
+    let decision = match &member.standing {
         Standing::Held(reason, _) => Decision::stay(Reason::clone(reason)),
         // What somebody asked for a limited time ends at that time, pause or not.
         _ if *status == PoolStatus::Paused => {
@@ -68,7 +73,17 @@ pub(super) fn decide(
         }
         Standing::Label(state) => outside_visit(view, member, *state, ledger),
         Standing::Visit(visit, walk) => during_visit(view, member, visit, walk, ledger, budgets),
-    }
+    };
+    if decision.moves() && pods_are_asked(view, member) { Decision::stay(Reason::Writing) } else { decision }
+}
+
+/// A pod of this node was asked to leave, and nobody has answered. It is asked because of where the node stands, and may
+/// hear of it only after the node has moved on, or was given back. An answer takes no longer than a call may.
+fn pods_are_asked(view: &View<'_>, member: &Member<'_>) -> bool {
+    let mut under_way = view.snapshot.in_flight.iter();
+    under_way.any(|(object, pending)| {
+        matches!(object, Object::Pod(_)) && pending.on_node.as_ref() == Some(member.name)
+    })
 }
 
 /// A write under way, or one that went wrong: nothing new is decided on facts that may be old.

@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec, PodDisruptionBudgetStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::ResourceExt;
 use kube::core::{Selector, SelectorExt};
-use kube::{Client, ResourceExt};
 
 use super::cache::{Change, Key};
 use super::clock::Clock;
@@ -19,6 +19,7 @@ use super::manager::{Manager, Task};
 use super::object::{controller_of, is_ready, is_terminating, seconds_between};
 use super::queue::Queue;
 use super::replica_set::replicas;
+use super::way::Way;
 use super::world::World;
 use super::write::Write;
 
@@ -131,7 +132,7 @@ impl Budgets {
 
     pub(super) fn look(
         &mut self,
-        client: &Client,
+        way: &Way,
         world: &World,
         key: &Key,
         clock: &Clock,
@@ -154,7 +155,7 @@ impl Budgets {
             return Vec::new();
         }
         // A merge patch keeps map keys that are not named, so the whole map goes out by name.
-        vec![Write::status(client, budget.as_ref(), &with_removals(&known, &status))]
+        vec![Write::status(way, budget.as_ref(), &with_removals(&known, &status))]
     }
 }
 

@@ -9,20 +9,13 @@ use std::fmt::{self, Debug};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::BoxStream;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::utils::Backoff;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Resource, ResourceExt};
+use kube::runtime::watcher::{self, Event};
+use kube::{Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
-/// Long watches, because each reconnect is a request per watch and virtual days are short. Allowed since kube 5.
-const WATCH_TIMEOUT_SECONDS: u32 = 3600;
-/// Fixed, because kube's default back-off draws from the process' own randomness.
-const WATCH_RETRY: Duration = Duration::from_millis(500);
+use super::way::{Events, Part, Way};
 
 /// Where an object is: namespace (empty for cluster-scoped ones) and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -94,17 +87,16 @@ impl<K: Resource> Cache<K> {
     }
 
     /// Takes up an object as a watch or a write's answer reports it.
-    pub(crate) fn apply(&mut self, object: K) {
-        let key = Key::of(&object);
+    pub(crate) fn apply(&mut self, new: Arc<K>) {
+        let key = Key::of(new.as_ref());
         if let Some(listed) = &mut self.listed {
             listed.insert(key.clone());
         }
         let old = self.objects.get(&key);
-        if old.is_some_and(|old| old.uid() == object.uid() && version(old.as_ref()) >= version(&object)) {
+        if old.is_some_and(|old| old.uid() == new.uid() && version(old.as_ref()) >= version(new.as_ref())) {
             return;
         }
         let old = old.cloned();
-        let new = Arc::new(object);
         self.objects.insert(key.clone(), new.clone());
         self.changes.push(Change { key, old, new: Some(new) });
     }
@@ -132,12 +124,12 @@ impl<K: Resource> Cache<K> {
         self.changes.push(Change { key: key.clone(), old, new: None });
     }
 
-    fn fold(&mut self, event: Event<K>) {
+    fn fold(&mut self, event: Event<Arc<K>>) {
         match event {
             Event::Init => self.listed = Some(BTreeSet::new()),
             Event::InitApply(object) | Event::Apply(object) => self.apply(object),
             Event::InitDone => self.drop_unlisted(),
-            Event::Delete(object) => self.forget(&Key::of(&object), object.meta().uid.as_deref()),
+            Event::Delete(object) => self.forget(&Key::of(object.as_ref()), object.meta().uid.as_deref()),
         }
     }
 
@@ -157,22 +149,34 @@ fn version<K: Resource>(object: &K) -> u64 {
 
 /// A cache and the watch that feeds it.
 pub(crate) struct Informer<K> {
-    watch: BoxStream<'static, watcher::Result<Event<K>>>,
+    watch: Events<K>,
     pub(crate) cache: Cache<K>,
     synced: bool,
 }
 
 impl<K> Informer<K>
 where
-    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
-    pub(crate) fn new(api: Api<K>) -> Self {
-        Self::with(api, watcher::Config::default())
+    /// Of all objects of a kind.
+    pub(crate) fn new(way: &Way) -> Self
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        Self::of_part(way, Part::default())
     }
 
-    pub(crate) fn with(api: Api<K>, config: watcher::Config) -> Self {
-        let watch = watcher(api, config.timeout(WATCH_TIMEOUT_SECONDS)).backoff(Fixed).boxed();
-        Self { watch, cache: Cache::new(), synced: false }
+    /// Of some of them.
+    pub(crate) fn of_part(way: &Way, part: Part<'_>) -> Self
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        Self::of_kind(way, &(), part)
+    }
+
+    /// Of a kind that is known by its name only.
+    pub(crate) fn of_kind(way: &Way, kind: &K::DynamicType, part: Part<'_>) -> Self {
+        Self { watch: way.watch(kind, part), cache: Cache::new(), synced: false }
     }
 }
 
@@ -238,20 +242,6 @@ pub(crate) async fn changed(sources: &mut [&mut dyn Source]) {
     .await;
 }
 
-struct Fixed;
-
-impl Iterator for Fixed {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        Some(WATCH_RETRY)
-    }
-}
-
-impl Backoff for Fixed {
-    fn reset(&mut self) {}
-}
-
 /// Keys by some other name: pods by node, dependents by owner.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
@@ -289,14 +279,14 @@ mod tests {
 
     use super::*;
 
-    fn pod(name: &str, uid: &str, version: u64) -> Pod {
+    fn pod(name: &str, uid: &str, version: u64) -> Arc<Pod> {
         let metadata = ObjectMeta {
             name: Some(name.into()),
             uid: Some(uid.into()),
             resource_version: Some(version.to_string()),
             ..ObjectMeta::default()
         };
-        Pod { metadata, ..Pod::default() }
+        Arc::new(Pod { metadata, ..Pod::default() })
     }
 
     fn versions(cache: &Cache<Pod>) -> Vec<(String, u64)> {

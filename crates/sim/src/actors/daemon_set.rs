@@ -10,7 +10,7 @@ use std::sync::Arc;
 use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet, DaemonSetStatus};
 use k8s_openapi::api::core::v1::{Node, Pod, Toleration};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use kube::{Client, ResourceExt};
+use kube::ResourceExt;
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -20,6 +20,7 @@ use super::object::{REVISION_HASH, controller_uid, is_ready, is_terminating, pha
 use super::placement::{UNSCHEDULABLE, selects, taints, tolerates_all};
 use super::queue::Queue;
 use super::revision::{self, Step};
+use super::way::Way;
 use super::world::World;
 use super::write::Write;
 
@@ -88,7 +89,7 @@ impl DaemonSets {
     /// The template may have changed: find or make its revision, then look at every node.
     pub(super) fn look(
         &mut self,
-        client: &Client,
+        way: &Way,
         world: &World,
         key: &Key,
         queue: &mut Queue<Task>,
@@ -105,9 +106,9 @@ impl DaemonSets {
         let hash = match revision::step(set, &known) {
             Step::Current(hash) => hash,
             Step::Renumber(revision, number) => {
-                return vec![Write::patch(client, revision.as_ref(), json!({"revision": number}))];
+                return vec![Write::patch(way, revision.as_ref(), json!({"revision": number}))];
             }
-            Step::Create(revision) => return vec![Write::create(client, *revision)],
+            Step::Create(revision) => return vec![Write::create(way, *revision)],
         };
         let state = self.sets.entry(key.clone()).or_default();
         let generation = set.metadata.generation.unwrap_or(0);
@@ -127,13 +128,13 @@ impl DaemonSets {
             world.pods_of(set.metadata.uid.as_deref()).filter_map(|pod| hash_label(pod)).collect();
         used.insert(state.hash.clone());
         let spare = revision::surplus(set, &known, &used);
-        spare.iter().map(|revision| Write::delete(client, revision.as_ref(), None)).collect()
+        spare.iter().map(|revision| Write::delete(way, revision.as_ref(), None)).collect()
     }
 
     /// One node of one DaemonSet: count it, and create or delete its pod.
     pub(super) fn look_node(
         &mut self,
-        client: &Client,
+        way: &Way,
         world: &World,
         (key, node_name): (&Key, &str),
         now: Instant,
@@ -157,17 +158,17 @@ impl DaemonSets {
             queue.add(Task::DaemonRoll(key.clone()));
         }
         if run && pods.is_empty() {
-            return vec![Write::create(client, new_pod(set, &state.hash, node_name))];
+            return vec![Write::create(way, new_pod(set, &state.hash, node_name))];
         }
         let leaves = |pod: &&&Arc<Pod>| {
             let surplus = !stay || kept.is_none_or(|kept| kept.metadata.uid != pod.metadata.uid);
             !is_terminating(pod.as_ref()) && node.is_some() && surplus
         };
-        pods.iter().filter(leaves).map(|pod| Write::delete(client, pod.as_ref(), None)).collect()
+        pods.iter().filter(leaves).map(|pod| Write::delete(way, pod.as_ref(), None)).collect()
     }
 
     /// `RollingUpdate`: replaces outdated pods, never more at once than may be unavailable.
-    pub(super) fn roll(&mut self, client: &Client, world: &World, key: &Key) -> Vec<Write<Manager>> {
+    pub(super) fn roll(&mut self, way: &Way, world: &World, key: &Key) -> Vec<Write<Manager>> {
         let Some(set) = world.daemon_sets.cache.get(key) else { return Vec::new() };
         let Some(state) = self.sets.get(key) else { return Vec::new() };
         let Some(limit) = rolling(set) else { return Vec::new() };
@@ -185,13 +186,13 @@ impl DaemonSets {
                 }
                 free -= 1;
             }
-            writes.push(Write::delete(client, pod.as_ref(), None));
+            writes.push(Write::delete(way, pod.as_ref(), None));
         }
         writes
     }
 
     /// Writes the counts if they differ from what is there.
-    pub(super) fn status(&mut self, client: &Client, world: &World, key: &Key) -> Vec<Write<Manager>> {
+    pub(super) fn status(&mut self, way: &Way, world: &World, key: &Key) -> Vec<Write<Manager>> {
         let Some(set) = world.daemon_sets.cache.get(key) else { return Vec::new() };
         let Some(state) = self.sets.get(key).filter(|state| state.uid == set.metadata.uid) else {
             return Vec::new();
@@ -211,7 +212,7 @@ impl DaemonSets {
         if set.status.as_ref() == Some(&status) {
             return Vec::new();
         }
-        vec![Write::status(client, set.as_ref(), &status)]
+        vec![Write::status(way, set.as_ref(), &status)]
     }
 }
 

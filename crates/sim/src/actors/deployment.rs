@@ -6,7 +6,7 @@ use k8s_openapi::api::apps::v1::{
     Deployment, DeploymentCondition, DeploymentStatus, ReplicaSet, ReplicaSetSpec,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Client, Resource, ResourceExt};
+use kube::{Resource, ResourceExt};
 use serde_json::json;
 
 use super::cache::Key;
@@ -14,13 +14,14 @@ use super::clock::Clock;
 use super::manager::Manager;
 use super::object::{hash_name, is_terminating, value};
 use super::replica_set::replicas;
+use super::way::Way;
 use super::world::World;
 use super::write::Write;
 
 const TEMPLATE_HASH: &str = "pod-template-hash";
 
 /// Makes or scales `ReplicaSet`s, and reports.
-pub(super) fn look(client: &Client, world: &World, key: &Key, clock: &Clock) -> Vec<Write<Manager>> {
+pub(super) fn look(way: &Way, world: &World, key: &Key, clock: &Clock) -> Vec<Write<Manager>> {
     let Some(deployment) = world.deployments.cache.get(key).filter(|found| !is_terminating(found.as_ref()))
     else {
         return Vec::new();
@@ -33,26 +34,25 @@ pub(super) fn look(client: &Client, world: &World, key: &Key, clock: &Clock) -> 
         .partition(|set| value(set.metadata.labels.as_ref(), TEMPLATE_HASH) == Some(hash.as_str()));
     let wanted = spec.replicas.unwrap_or(1);
     let Some(new) = new.first() else {
-        return vec![Write::create(client, new_replica_set(deployment, &hash, wanted))];
+        return vec![Write::create(way, new_replica_set(deployment, &hash, wanted))];
     };
     let mut writes = Vec::new();
-    writes.extend(scale(client, new, wanted));
+    writes.extend(scale(way, new, wanted));
     let mut keep = (wanted - available(new)).max(0);
     for set in &old {
         let share = replicas(set).min(keep);
         keep -= share;
-        writes.extend(scale(client, set, share));
+        writes.extend(scale(way, set, share));
     }
     let status = status(deployment, new, &old, wanted, clock);
     if deployment.status.as_ref() != Some(&status) {
-        writes.push(Write::status(client, deployment.as_ref(), &status));
+        writes.push(Write::status(way, deployment.as_ref(), &status));
     }
     writes
 }
 
-fn scale(client: &Client, set: &Arc<ReplicaSet>, wanted: i32) -> Option<Write<Manager>> {
-    (replicas(set) != wanted)
-        .then(|| Write::patch(client, set.as_ref(), json!({"spec": {"replicas": wanted}})))
+fn scale(way: &Way, set: &Arc<ReplicaSet>, wanted: i32) -> Option<Write<Manager>> {
+    (replicas(set) != wanted).then(|| Write::patch(way, set.as_ref(), json!({"spec": {"replicas": wanted}})))
 }
 
 fn available(set: &ReplicaSet) -> i32 {

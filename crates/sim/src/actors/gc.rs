@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
-use kube::{Client, Resource};
+use kube::Resource;
 use tokio::time::Instant;
 
 use super::cache::{Cache, Key};
 use super::manager::{Manager, Task};
 use super::object::{controller_of, is_terminating};
 use super::queue::Queue;
+use super::way::Way;
 use super::world::World;
 use super::write::{Fold, Holds, Kind, Write};
 
@@ -53,18 +54,18 @@ impl Collector {
         std::mem::take(&mut self.confirmed)
     }
 
-    pub(super) fn look(&mut self, client: &Client, world: &World, uid: &str) -> Vec<Write<Manager>> {
+    pub(super) fn look(&mut self, way: &Way, world: &World, uid: &str) -> Vec<Write<Manager>> {
         if self.gone.contains(uid) {
-            return dependents(client, world, uid);
+            return dependents(way, world, uid);
         }
         let Some((kind, key)) = self.doubted.remove(uid) else { return Vec::new() };
         let uid = uid.to_owned();
         match kind.as_str() {
-            "DaemonSet" => vec![confirm::<DaemonSet>(client, key, uid)],
-            "Deployment" => vec![confirm::<Deployment>(client, key, uid)],
-            "ReplicaSet" => vec![confirm::<ReplicaSet>(client, key, uid)],
-            "StatefulSet" => vec![confirm::<StatefulSet>(client, key, uid)],
-            "Job" => vec![confirm::<Job>(client, key, uid)],
+            "DaemonSet" => vec![confirm::<DaemonSet>(way, key, uid)],
+            "Deployment" => vec![confirm::<Deployment>(way, key, uid)],
+            "ReplicaSet" => vec![confirm::<ReplicaSet>(way, key, uid)],
+            "StatefulSet" => vec![confirm::<StatefulSet>(way, key, uid)],
+            "Job" => vec![confirm::<Job>(way, key, uid)],
             _ => Vec::new(),
         }
     }
@@ -76,11 +77,11 @@ pub(super) fn note_orphan(node: &str, queue: &mut Queue<Task>) {
 }
 
 /// Pods of a node that did not come back are removed without waiting for a kubelet.
-pub(super) fn look_node(client: &Client, world: &World, node: &str) -> Vec<Write<Manager>> {
+pub(super) fn look_node(way: &Way, world: &World, node: &str) -> Vec<Write<Manager>> {
     if world.node(node).is_some() {
         return Vec::new();
     }
-    world.pods_on(node).map(|pod| Write::delete(client, pod.as_ref(), Some(0))).collect()
+    world.pods_on(node).map(|pod| Write::delete(way, pod.as_ref(), Some(0))).collect()
 }
 
 fn knows(world: &World, kind: &str, key: &Key, uid: &str) -> bool {
@@ -99,9 +100,10 @@ fn knows(world: &World, kind: &str, key: &Key, uid: &str) -> bool {
 }
 
 /// Asks the API itself: a watch that lags must not cost a running pod its life.
-fn confirm<K: Kind>(client: &Client, key: Key, uid: String) -> Write<Manager> {
-    let api = K::api(client, &key.namespace);
+fn confirm<K: Kind>(way: &Way, key: Key, uid: String) -> Write<Manager> {
+    let way = way.clone();
     Write::new(async move {
+        let api = K::api(&way.client(), &key.namespace);
         let owner = api.get_opt(&key.name).await?;
         let gone = owner.is_none_or(|owner| owner.meta().uid.as_deref() != Some(uid.as_str()));
         let fold: Fold<Manager> = Box::new(move |manager| {
@@ -114,9 +116,9 @@ fn confirm<K: Kind>(client: &Client, key: Key, uid: String) -> Write<Manager> {
     })
 }
 
-fn dependents(client: &Client, world: &World, uid: &str) -> Vec<Write<Manager>> {
+fn dependents(way: &Way, world: &World, uid: &str) -> Vec<Write<Manager>> {
     fn doomed<'a, K: Kind>(
-        client: &'a Client,
+        way: &'a Way,
         cache: &'a Cache<K>,
         keys: impl Iterator<Item = &'a Key> + 'a,
     ) -> impl Iterator<Item = Write<Manager>> + 'a
@@ -125,11 +127,11 @@ fn dependents(client: &Client, world: &World, uid: &str) -> Vec<Write<Manager>> 
     {
         keys.filter_map(|key| cache.get(key))
             .filter(|object| !is_terminating(object.as_ref()))
-            .map(|object| Write::delete(client, object.as_ref(), None))
+            .map(|object| Write::delete(way, object.as_ref(), None))
     }
-    let mut writes: Vec<_> = doomed(client, &world.pods.cache, world.pods_of.get(uid)).collect();
-    writes.extend(doomed(client, &world.replica_sets.cache, world.replica_sets_of.get(uid)));
-    writes.extend(doomed(client, &world.revisions.cache, world.revisions_of.get(uid)));
-    writes.extend(doomed(client, &world.jobs.cache, world.jobs_of.get(uid)));
+    let mut writes: Vec<_> = doomed(way, &world.pods.cache, world.pods_of.get(uid)).collect();
+    writes.extend(doomed(way, &world.replica_sets.cache, world.replica_sets_of.get(uid)));
+    writes.extend(doomed(way, &world.revisions.cache, world.revisions_of.get(uid)));
+    writes.extend(doomed(way, &world.jobs.cache, world.jobs_of.get(uid)));
     writes
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::batch::v1::{Job, JobCondition, JobSpec, JobStatus};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::{Client, ResourceExt};
+use kube::ResourceExt;
 use tokio::time::Instant;
 
 use super::cache::{Change, Key};
@@ -15,6 +15,7 @@ use super::clock::Clock;
 use super::manager::{Manager, Task};
 use super::object::{is_active, is_finished, is_ready, is_terminating, phase, pod_of, seconds_between};
 use super::queue::Queue;
+use super::way::Way;
 use super::world::World;
 use super::write::Write;
 
@@ -57,7 +58,7 @@ impl Jobs {
 
     pub(super) fn look(
         &mut self,
-        client: &Client,
+        way: &Way,
         world: &World,
         key: &Key,
         clock: &Clock,
@@ -68,7 +69,7 @@ impl Jobs {
         };
         let (Some(spec), Some(uid)) = (&job.spec, &job.metadata.uid) else { return Vec::new() };
         if let Some(ended) = ended_at(job) {
-            return after_end(client, job, spec, clock, &ended, queue);
+            return after_end(way, job, spec, clock, &ended, queue);
         }
         let pods: Vec<_> = world.pods_of(Some(uid)).collect();
         let tally = self.tally(uid, &pods);
@@ -82,14 +83,14 @@ impl Jobs {
             if let Some(seconds) = deadline {
                 queue.add_at(Task::Job(key.clone()), clock.instant(&started) + Duration::from_secs(seconds));
             }
-            writes.extend(self.start_pods(client, job, spec, &tally, key, queue));
+            writes.extend(self.start_pods(way, job, spec, &tally, key, queue));
         } else {
             let running = pods.iter().filter(|pod| is_active(pod));
-            writes.extend(running.map(|pod| Write::delete(client, pod.as_ref(), None)));
+            writes.extend(running.map(|pod| Write::delete(way, pod.as_ref(), None)));
         }
         let status = status(job, &tally, &verdict, started, clock);
         if job.status.as_ref() != Some(&status) {
-            writes.push(Write::status(client, job.as_ref(), &status));
+            writes.push(Write::status(way, job.as_ref(), &status));
         }
         writes
     }
@@ -108,7 +109,7 @@ impl Jobs {
 
     fn start_pods(
         &mut self,
-        client: &Client,
+        way: &Way,
         job: &Job,
         spec: &JobSpec,
         tally: &Tally,
@@ -126,7 +127,7 @@ impl Jobs {
             queue.add_at(Task::Job(key.clone()), not_before);
             return Vec::new();
         }
-        (0..missing).map(|_| Write::create(client, new_pod(job, spec))).collect()
+        (0..missing).map(|_| Write::create(way, new_pod(job, spec))).collect()
     }
 
     /// The back-off starts when a failure is first seen.
@@ -161,7 +162,7 @@ fn ended_at(job: &Job) -> Option<Time> {
 
 /// A finished Job goes when its time to live is over.
 fn after_end(
-    client: &Client,
+    way: &Way,
     job: &Job,
     spec: &JobSpec,
     clock: &Clock,
@@ -177,7 +178,7 @@ fn after_end(
         queue.add_at(Task::Job(Key::of(job)), over);
         return Vec::new();
     }
-    vec![Write::delete(client, job, None)]
+    vec![Write::delete(way, job, None)]
 }
 
 fn new_pod(job: &Job, spec: &JobSpec) -> Pod {

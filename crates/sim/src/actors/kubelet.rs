@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeSystemInfo, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use kube::{Api, Client, ResourceExt};
+use kube::ResourceExt;
 use pitcrew_core::contract::{DEFAULT_LABEL_DOMAIN, Keys};
 use serde_json::json;
 use tokio::sync::watch;
@@ -29,6 +29,7 @@ use super::pod_status::status_of;
 use super::queue::Queue;
 use super::role::{Role, annotated, asks_first, claims, role};
 use super::slices::{self, Slices};
+use super::way::Way;
 use super::write::{Holds, Write};
 
 /// On a pod: it ends by itself after so many seconds.
@@ -47,7 +48,7 @@ pub(super) enum Task {
 }
 
 pub(super) struct Kubelets {
-    client: Client,
+    way: Way,
     pub(super) clock: Clock,
     seed: u64,
     pub(super) behaviour: watch::Receiver<Behaviour>,
@@ -63,24 +64,19 @@ pub(super) struct Kubelets {
 }
 
 impl Kubelets {
-    pub(super) fn new(
-        client: Client,
-        clock: Clock,
-        seed: u64,
-        behaviour: watch::Receiver<Behaviour>,
-    ) -> Self {
+    pub(super) fn new(way: Way, clock: Clock, seed: u64, behaviour: watch::Receiver<Behaviour>) -> Self {
         Self {
             clock,
             seed,
             behaviour,
-            nodes: Informer::new(Api::all(client.clone())),
-            pods: Informer::new(Api::all(client.clone())),
+            nodes: Informer::new(&way),
+            pods: Informer::new(&way),
             pods_on: Index::default(),
             lives: BTreeMap::new(),
-            slices: Slices::new(&client),
+            slices: Slices::new(&way),
             stopping: BTreeMap::new(),
             safe_load: Keys::new(&"gpu".into(), DEFAULT_LABEL_DOMAIN).safe_load,
-            client,
+            way,
         }
     }
 
@@ -150,7 +146,7 @@ impl Kubelets {
         let offer = offer(node, self.has_device_plugin(name)).filter(|_| !self.is_down(name));
         let offer = offer.map(|gpus| json!({"allocatable": {GPU: gpus}}));
         if known.is_some_and(|ready| ready.status == wanted) && info.boot_id == boot_id {
-            return offer.map(|offer| Write::merge_status(&self.client, node.as_ref(), &offer));
+            return offer.map(|offer| Write::merge_status(&self.way, node.as_ref(), &offer));
         }
         let now = Some(self.clock.now());
         let ready = NodeCondition {
@@ -165,7 +161,7 @@ impl Kubelets {
         if let Some(offer) = offer {
             json_patch::merge(&mut status, &offer);
         }
-        Some(Write::merge_status(&self.client, node.as_ref(), &status))
+        Some(Write::merge_status(&self.way, node.as_ref(), &status))
     }
 
     fn look_pod(&mut self, key: &Key, queue: &mut Queue<Task>) -> Vec<Write<Self>> {
@@ -216,21 +212,21 @@ impl Kubelets {
         let mut writes = Vec::new();
         if life.wants_to_load() {
             let wish = json!({"metadata": {"annotations": {&self.safe_load: "true"}}});
-            writes.push(Write::patch(&self.client, node, wish));
+            writes.push(Write::patch(&self.way, node, wish));
         }
         match obstacle.filter(|_| life.is_held()) {
             Some(Obstacle::Operands(pods)) => {
                 let stay = pods.iter().filter(|pod| !is_terminating(pod.as_ref()));
-                writes.extend(stay.map(|pod| Write::delete(&self.client, pod.as_ref(), None)));
+                writes.extend(stay.map(|pod| Write::delete(&self.way, pod.as_ref(), None)));
             }
             Some(Obstacle::Claims(why)) if life.told != Some(why) => {
-                writes.push(tell(&self.client, pod, why, &time));
+                writes.push(tell(&self.way, pod, why, &time));
             }
             _ => {}
         }
         let status = status_of(pod, life, &time);
         if life.has_begun() && pod.status.as_ref() != Some(&status) {
-            writes.push(Write::status(&self.client, pod.as_ref(), &status));
+            writes.push(Write::status(&self.way, pod.as_ref(), &status));
         }
         writes
     }
@@ -246,7 +242,7 @@ impl Kubelets {
             plugin: self.publisher(name),
             second_after: self.behaviour.borrow().second_slice_after,
         };
-        let (writes, again) = self.slices.look(&self.client, &place, Instant::now());
+        let (writes, again) = self.slices.look(&self.way, &place, Instant::now());
         if let Some(at) = again {
             queue.add_at(Task::Slices(name.to_owned()), at);
         }
@@ -273,7 +269,7 @@ impl Kubelets {
         if grace == Some(0) && pod.finalizers().iter().any(|finalizer| !finalizer.is_empty()) {
             return None;
         }
-        Some(Write::delete(&self.client, pod.as_ref(), Some(0)))
+        Some(Write::delete(&self.way, pod.as_ref(), Some(0)))
     }
 
     fn stop_time(&self, pod: &Pod) -> Duration {

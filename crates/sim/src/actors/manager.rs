@@ -9,7 +9,7 @@ use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet, Deployment, Repl
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::{Client, Resource};
+use kube::Resource;
 use tokio::time::Instant;
 
 use super::budget::Budgets;
@@ -22,12 +22,13 @@ use super::job::Jobs;
 use super::object::{controller_of, controller_uid, is_terminating, meant_for};
 use super::queue::Queue;
 use super::scheduler::Scheduler;
+use super::way::Way;
 use super::world::World;
 use super::write::{Holds, Write};
 use super::{deployment, gc, replica_set, stateful_set};
 
 /// Counts in a status may lag a little, so that a thousand pods that become ready are not a thousand writes.
-pub(super) const STATUS_DELAY: Duration = Duration::from_millis(50);
+pub(super) const STATUS_DELAY: Duration = Duration::from_secs(1);
 /// Of a ReplicaSet's counts, which only its Deployment reads.
 const REPLICAS_DELAY: Duration = Duration::from_millis(400);
 
@@ -50,20 +51,20 @@ pub(super) enum Task {
 }
 
 /// Each controller writes under a name of its own, as in a real cluster.
-pub(super) struct Clients {
-    pub(super) daemon_set: Client,
-    pub(super) deployment: Client,
-    pub(super) replica_set: Client,
-    pub(super) stateful_set: Client,
-    pub(super) job: Client,
-    pub(super) disruption: Client,
-    pub(super) collector: Client,
-    pub(super) scheduler: Client,
+pub(super) struct Ways {
+    pub(super) daemon_set: Way,
+    pub(super) deployment: Way,
+    pub(super) replica_set: Way,
+    pub(super) stateful_set: Way,
+    pub(super) job: Way,
+    pub(super) disruption: Way,
+    pub(super) collector: Way,
+    pub(super) scheduler: Way,
 }
 
 /// All built-in controllers and what they remember.
 pub(super) struct Manager {
-    pub(super) clients: Clients,
+    pub(super) ways: Ways,
     pub(super) clock: Clock,
     pub(super) world: World,
     pub(super) daemon_sets: DaemonSets,
@@ -74,21 +75,21 @@ pub(super) struct Manager {
 }
 
 impl Manager {
-    pub(super) fn new(client_for: impl Fn(&str) -> Client, clock: Clock) -> Self {
-        let clients = Clients {
-            daemon_set: client_for("daemon-set-controller"),
-            deployment: client_for("deployment-controller"),
-            replica_set: client_for("replicaset-controller"),
-            stateful_set: client_for("statefulset-controller"),
-            job: client_for("job-controller"),
-            disruption: client_for("disruption-controller"),
-            collector: client_for("generic-garbage-collector"),
-            scheduler: client_for("scheduler"),
+    pub(super) fn new(way_for: impl Fn(&str) -> Way, clock: Clock) -> Self {
+        let ways = Ways {
+            daemon_set: way_for("daemon-set-controller"),
+            deployment: way_for("deployment-controller"),
+            replica_set: way_for("replicaset-controller"),
+            stateful_set: way_for("statefulset-controller"),
+            job: way_for("job-controller"),
+            disruption: way_for("disruption-controller"),
+            collector: way_for("generic-garbage-collector"),
+            scheduler: way_for("scheduler"),
         };
         Self {
-            clients,
+            ways,
             clock,
-            world: World::new(&client_for("controller-manager")),
+            world: World::new(&way_for("controller-manager")),
             daemon_sets: DaemonSets::default(),
             scheduler: Scheduler::default(),
             budgets: Budgets::default(),
@@ -281,26 +282,26 @@ impl Actor for Manager {
 
     fn look(&mut self, task: &Task, queue: &mut Queue<Task>) -> Vec<Write<Self>> {
         let now = Instant::now();
-        let Self { clients, clock, world, daemon_sets, scheduler, budgets, jobs, collector } = self;
+        let Self { ways, clock, world, daemon_sets, scheduler, budgets, jobs, collector } = self;
         match task {
-            Task::Collect(uid) => collector.look(&clients.collector, world, uid),
-            Task::CollectNode(node) => gc::look_node(&clients.collector, world, node),
-            Task::DaemonSet(key) => daemon_sets.look(&clients.daemon_set, world, key, queue),
+            Task::Collect(uid) => collector.look(&ways.collector, world, uid),
+            Task::CollectNode(node) => gc::look_node(&ways.collector, world, node),
+            Task::DaemonSet(key) => daemon_sets.look(&ways.daemon_set, world, key, queue),
             Task::DaemonNode(key, node) => {
-                daemon_sets.look_node(&clients.daemon_set, world, (key, node), now, queue)
+                daemon_sets.look_node(&ways.daemon_set, world, (key, node), now, queue)
             }
-            Task::DaemonRoll(key) => daemon_sets.roll(&clients.daemon_set, world, key),
-            Task::DaemonStatus(key) => daemon_sets.status(&clients.daemon_set, world, key),
-            Task::Deployment(key) => deployment::look(&clients.deployment, world, key, clock),
+            Task::DaemonRoll(key) => daemon_sets.roll(&ways.daemon_set, world, key),
+            Task::DaemonStatus(key) => daemon_sets.status(&ways.daemon_set, world, key),
+            Task::Deployment(key) => deployment::look(&ways.deployment, world, key, clock),
             Task::ReplicaSet(key) => {
                 queue.add_at(Task::ReplicaSetStatus(key.clone()), now + REPLICAS_DELAY);
-                replica_set::look(&clients.replica_set, world, key)
+                replica_set::look(&ways.replica_set, world, key)
             }
-            Task::ReplicaSetStatus(key) => replica_set::status(&clients.replica_set, world, key),
-            Task::StatefulSet(key) => stateful_set::look(&clients.stateful_set, world, key),
-            Task::Job(key) => jobs.look(&clients.job, world, key, clock, queue),
-            Task::Schedule => scheduler.look(&clients.scheduler, world, clock),
-            Task::Budget(key) => budgets.look(&clients.disruption, world, key, clock, queue),
+            Task::ReplicaSetStatus(key) => replica_set::status(&ways.replica_set, world, key),
+            Task::StatefulSet(key) => stateful_set::look(&ways.stateful_set, world, key),
+            Task::Job(key) => jobs.look(&ways.job, world, key, clock, queue),
+            Task::Schedule => scheduler.look(&ways.scheduler, world, clock),
+            Task::Budget(key) => budgets.look(&ways.disruption, world, key, clock, queue),
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Who works in a cluster: ordinary API clients over a `kube::Client`.
+//! Who works in a cluster: ordinary API clients.
 //!
 //! ```text
 //!  drive.rs     the loop all of them run          cache.rs   what they know, from watches and their own writes
 //!  queue.rs     what to look at, now or later     write.rs   what they want written
+//!  way.rs       how they reach the API: a `kube::Client`, or without a wire where it is in the same process
 //!
 //!  manager.rs   built-in controllers over one set of watches (world.rs), embedded cluster only:
 //!               daemon_set.rs (revision.rs)  deployment.rs  replica_set.rs  stateful_set.rs  job.rs
@@ -47,6 +48,7 @@ mod scheduler;
 mod sentinel;
 mod slices;
 mod stateful_set;
+mod way;
 mod world;
 mod write;
 
@@ -72,7 +74,9 @@ pub use operator::{
 };
 pub(crate) use operator::{cluster_policy_kind, nvidia_driver_kind};
 pub(crate) use sentinel::{quarantined_by_us, released};
+pub(crate) use way::Way;
 
+use crate::api::ApiServer;
 use clock::Clock;
 use drive::drive;
 use kubelet::Kubelets;
@@ -88,33 +92,32 @@ pub struct Actors {
 }
 
 impl Actors {
-    /// Everybody: what a control plane has anyway, the operator and the kubelets. `client_for` makes a client for a
-    /// user name; `epoch` is the time now.
-    pub fn embedded(
-        client_for: impl Fn(&str) -> Client,
-        epoch: Timestamp,
-        seed: u64,
-        behaviour: Behaviour,
-    ) -> Self {
+    /// Everybody: what a control plane has anyway, the operator and the kubelets. `epoch` is the time now.
+    pub fn embedded(api: &ApiServer, epoch: Timestamp, seed: u64, behaviour: Behaviour) -> Self {
         let clock = Clock::starting_at(epoch);
+        let way_for = |user: &str| Way::Inside(api.inside(user));
         let mut tasks = JoinSet::new();
-        tasks.spawn(drive(Manager::new(&client_for, clock), seed, stream::pending().boxed()));
-        let behaviour =
-            fleet(&mut tasks, [client_for("operator"), client_for("kubelet")], clock, seed, behaviour);
+        tasks.spawn(drive(Manager::new(way_for, clock), seed, stream::pending().boxed()));
+        let behaviour = fleet(&mut tasks, [way_for("operator"), way_for("kubelet")], clock, seed, behaviour);
         Self { behaviour, tasks }
     }
 
     /// Operator and kubelets only, for a cluster that has a control plane of its own.
     pub fn fleet_only(client: Client, epoch: Timestamp, seed: u64, behaviour: Behaviour) -> Self {
         let mut tasks = JoinSet::new();
-        let clients = [client.clone(), client];
-        let behaviour = fleet(&mut tasks, clients, Clock::starting_at(epoch), seed, behaviour);
+        let way = Way::from(client);
+        let behaviour = fleet(&mut tasks, [way.clone(), way], Clock::starting_at(epoch), seed, behaviour);
         Self { behaviour, tasks }
     }
 
-    /// NVSentinel moves in. It begins its work when its circuit breaker is there.
+    /// NVSentinel moves in, as somebody with a client. It begins its work when its circuit breaker is there.
     pub fn add_nvsentinel(&mut self, client: Client, epoch: Timestamp, seed: u64) {
-        let sentinel = Sentinel::new(client, Clock::starting_at(epoch));
+        self.add_nvsentinel_on(client.into(), epoch, seed);
+    }
+
+    /// NVSentinel moves in. It begins its work when its circuit breaker is there.
+    pub(crate) fn add_nvsentinel_on(&mut self, way: Way, epoch: Timestamp, seed: u64) {
+        let sentinel = Sentinel::new(way, Clock::starting_at(epoch));
         self.tasks.spawn(drive(sentinel, seed, stream::pending().boxed()));
     }
 
@@ -126,7 +129,7 @@ impl Actors {
 
 fn fleet(
     tasks: &mut JoinSet<()>,
-    [operator, kubelet]: [Client; 2],
+    [operator, kubelet]: [Way; 2],
     clock: Clock,
     seed: u64,
     behaviour: Behaviour,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Event, Node, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::PostParams;
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, ResourceExt};
 
 use super::cache::Key;
 use super::clients::{is_device_plugin, is_operand};
@@ -16,6 +16,7 @@ use super::operator::DEPLOY_DRIVER;
 use super::pod_life::{Course, DriverRun, Life, Machine};
 use super::role::{Role, claims, driver_version, role};
 use super::slices::Plugin;
+use super::way::Way;
 use super::write::{Fold, Write};
 
 /// What a plugin says that has a driver open which is not there any more.
@@ -144,7 +145,7 @@ fn has_own_driver(node: &Node) -> bool {
 }
 
 /// Tells people why a pod does not start.
-pub(super) fn tell(client: &Client, pod: &Pod, why: &'static str, now: &Time) -> Write<Kubelets> {
+pub(super) fn tell(way: &Way, pod: &Pod, why: &'static str, now: &Time) -> Write<Kubelets> {
     let key = Key::of(pod);
     let about = ObjectReference {
         api_version: Some("v1".into()),
@@ -169,8 +170,9 @@ pub(super) fn tell(client: &Client, pod: &Pod, why: &'static str, now: &Time) ->
         count: Some(1),
         ..Event::default()
     };
-    let api: Api<Event> = Api::namespaced(client.clone(), &key.namespace);
+    let way = way.clone();
     Write::new(async move {
+        let api: Api<Event> = Api::namespaced(way.client(), &key.namespace);
         match api.create(&PostParams::default(), &event).await {
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.code == 409 => {}

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
-use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 
 use super::cache::{Cache, Informer, Key, Source};
@@ -14,6 +14,7 @@ use super::drive::Actor;
 use super::object::{controller_of, value};
 use super::queue::Queue;
 use super::render::{of_cluster_policy, of_nvidia_driver};
+use super::way::{Part, Way};
 use super::write::{Holds, Write};
 
 /// Where the operator's DaemonSets are.
@@ -45,7 +46,7 @@ pub(super) enum Task {
 }
 
 pub(super) struct Operator {
-    client: Client,
+    way: Way,
     policies: Informer<DynamicObject>,
     drivers: Informer<DynamicObject>,
     daemon_sets: Informer<DaemonSet>,
@@ -67,13 +68,13 @@ pub(crate) fn nvidia_driver_kind() -> ApiResource {
 }
 
 impl Operator {
-    pub(super) fn new(client: Client) -> Self {
+    pub(super) fn new(way: Way) -> Self {
         Self {
-            policies: Informer::new(Api::all_with(client.clone(), &cluster_policy_kind())),
-            drivers: Informer::new(Api::all_with(client.clone(), &nvidia_driver_kind())),
-            daemon_sets: Informer::new(Api::namespaced(client.clone(), NAMESPACE)),
-            nodes: Informer::new(Api::all(client.clone())),
-            client,
+            policies: Informer::of_kind(&way, &cluster_policy_kind(), Part::default()),
+            drivers: Informer::of_kind(&way, &nvidia_driver_kind(), Part::default()),
+            daemon_sets: Informer::of_part(&way, Part { namespace: NAMESPACE, ..Part::default() }),
+            nodes: Informer::new(&way),
+            way,
         }
     }
 
@@ -85,8 +86,7 @@ impl Operator {
             policies.chain(drivers).map(|set| (Key::of(&set), set)).collect();
         let surplus =
             self.daemon_sets.cache.iter().filter(|(key, set)| is_ours(set) && !wanted.contains_key(key));
-        let deletes: Vec<_> =
-            surplus.map(|(_, set)| Write::delete(&self.client, set.as_ref(), None)).collect();
+        let deletes: Vec<_> = surplus.map(|(_, set)| Write::delete(&self.way, set.as_ref(), None)).collect();
         wanted.into_values().filter_map(|set| self.ensure(set)).chain(deletes).collect()
     }
 
@@ -97,7 +97,7 @@ impl Operator {
 
     fn ensure(&self, wanted: DaemonSet) -> Option<Write<Self>> {
         let Some(found) = self.daemon_sets.cache.get(&Key::of(&wanted)) else {
-            return Some(Write::create(&self.client, wanted));
+            return Some(Write::create(&self.way, wanted));
         };
         let hash =
             |set: &DaemonSet| value(set.metadata.annotations.as_ref(), LAST_APPLIED).map(str::to_owned);
@@ -111,7 +111,7 @@ impl Operator {
         next.metadata.labels = wanted.metadata.labels;
         next.metadata.owner_references = wanted.metadata.owner_references;
         next.spec = wanted.spec;
-        Some(Write::replace(&self.client, next))
+        Some(Write::replace(&self.way, next))
     }
 
     fn claim(&self, name: &str) -> Option<Write<Self>> {
@@ -121,11 +121,7 @@ impl Operator {
         if owner == known {
             return None;
         }
-        Some(Write::patch(
-            &self.client,
-            node.as_ref(),
-            json!({"metadata": {"labels": {DRIVER_OWNER: owner}}}),
-        ))
+        Some(Write::patch(&self.way, node.as_ref(), json!({"metadata": {"labels": {DRIVER_OWNER: owner}}})))
     }
 
     /// The one NVIDIADriver that selects a GPU node, or the default one.

@@ -4,16 +4,17 @@ use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetStatus};
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Client, ResourceExt};
+use kube::ResourceExt;
 
 use super::cache::Key;
 use super::manager::Manager;
 use super::object::{is_active, is_ready, is_terminating, node_of, phase, pod_of};
+use super::way::Way;
 use super::world::World;
 use super::write::Write;
 
 /// Creates missing pods, deletes surplus ones.
-pub(super) fn look(client: &Client, world: &World, key: &Key) -> Vec<Write<Manager>> {
+pub(super) fn look(way: &Way, world: &World, key: &Key) -> Vec<Write<Manager>> {
     let Some(set) = world.replica_sets.cache.get(key).filter(|set| !is_terminating(set.as_ref())) else {
         return Vec::new();
     };
@@ -21,15 +22,15 @@ pub(super) fn look(client: &Client, world: &World, key: &Key) -> Vec<Write<Manag
     let mut pods = active(world, set);
     let wanted = usize::try_from(replicas(set)).unwrap_or(0);
     if pods.len() <= wanted {
-        return (pods.len()..wanted).map(|_| Write::create(client, pod_of(set.as_ref(), template))).collect();
+        return (pods.len()..wanted).map(|_| Write::create(way, pod_of(set.as_ref(), template))).collect();
     }
     pods.sort_by_key(|pod| cost(pod));
     let surplus = pods.len() - wanted;
-    pods.into_iter().take(surplus).map(|pod| Write::delete(client, pod.as_ref(), None)).collect()
+    pods.into_iter().take(surplus).map(|pod| Write::delete(way, pod.as_ref(), None)).collect()
 }
 
 /// Writes the counts if they differ from what is there.
-pub(super) fn status(client: &Client, world: &World, key: &Key) -> Vec<Write<Manager>> {
+pub(super) fn status(way: &Way, world: &World, key: &Key) -> Vec<Write<Manager>> {
     let Some(set) = world.replica_sets.cache.get(key) else { return Vec::new() };
     let pods = active(world, set);
     let count = |pods: usize| i32::try_from(pods).unwrap_or(i32::MAX);
@@ -45,7 +46,7 @@ pub(super) fn status(client: &Client, world: &World, key: &Key) -> Vec<Write<Man
     if set.status.as_ref() == Some(&status) {
         return Vec::new();
     }
-    vec![Write::status(client, set.as_ref(), &status)]
+    vec![Write::status(way, set.as_ref(), &status)]
 }
 
 pub(super) fn replicas(set: &ReplicaSet) -> i32 {

@@ -6,14 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{
-    Binding, Node, ObjectReference, Pod, PodCondition, PodSpec, PodStatus, Taint,
-};
+use k8s_openapi::api::core::v1::{Node, Pod, PodCondition, PodSpec, PodStatus, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::PostParams;
-use kube::{Api, Client};
-use serde_json::Value;
 
 use super::cache::{Change, Key};
 use super::clock::Clock;
@@ -21,6 +15,7 @@ use super::manager::Manager;
 use super::object::{is_finished, is_terminating, node_of, pinned_to, pod_condition};
 use super::placement::{selects, taints, tolerates, tolerates_all};
 use super::quantity::milli;
+use super::way::Way;
 use super::world::World;
 use super::write::{Fold, Holds, Write};
 
@@ -122,7 +117,7 @@ impl Scheduler {
     }
 
     /// Finds a node for every pod that can have one.
-    pub(super) fn look(&mut self, client: &Client, world: &World, clock: &Clock) -> Vec<Write<Manager>> {
+    pub(super) fn look(&mut self, way: &Way, world: &World, clock: &Clock) -> Vec<Write<Manager>> {
         let untried = std::mem::take(&mut self.untried);
         let better = std::mem::take(&mut self.better);
         let mut writes = Vec::new();
@@ -136,10 +131,10 @@ impl Scheduler {
                 self.count(&node, spec, 1);
                 // Until the binding is known to have worked.
                 self.untried.insert(key.clone());
-                writes.push(bind(client, pod, key, node.clone()));
+                writes.push(bind(way, pod, key, node.clone()));
                 assumed.push((node, spec.clone()));
             } else if pod_condition(pod, "PodScheduled").is_none() {
-                writes.push(Write::status(client, pod.as_ref(), &unschedulable(pod, clock)));
+                writes.push(Write::status(way, pod.as_ref(), &unschedulable(pod, clock)));
             }
         }
         for (node, spec) in assumed {
@@ -235,19 +230,10 @@ fn requests(spec: &PodSpec) -> Amounts {
     total
 }
 
-fn bind(client: &Client, pod: &Pod, key: Key, node: String) -> Write<Manager> {
-    let api: Api<Pod> = Api::namespaced(client.clone(), &key.namespace);
-    let metadata = ObjectMeta {
-        name: Some(key.name.clone()),
-        namespace: Some(key.namespace.clone()),
-        uid: pod.metadata.uid.clone(),
-        ..ObjectMeta::default()
-    };
-    let target =
-        ObjectReference { kind: Some("Node".into()), name: Some(node.clone()), ..ObjectReference::default() };
-    let binding = Binding { metadata, target };
+fn bind(way: &Way, pod: &Pod, key: Key, node: String) -> Write<Manager> {
+    let (way, uid) = (way.clone(), pod.metadata.uid.clone());
     Write::new(async move {
-        let _: Value = api.create_subresource("binding", &key.name, &PostParams::default(), &binding).await?;
+        way.bind(&key, uid.as_deref(), &node).await?;
         let fold: Fold<Manager> = Box::new(move |manager| {
             let pods = <Manager as Holds<Pod>>::cache(manager);
             pods.adjust(&key, |pod| pod.spec.get_or_insert_default().node_name = Some(node));

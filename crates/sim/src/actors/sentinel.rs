@@ -8,8 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node, NodeCondition, Pod};
-use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt};
+use kube::ResourceExt;
 use pitcrew_core::contract::nvsentinel;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -20,6 +19,7 @@ use super::drive::Actor;
 use super::object::{is_ready, is_terminating, node_of, value};
 use super::operator::{DRIVER_COMPONENT, GPU_PRESENT};
 use super::queue::Queue;
+use super::way::{Part, Way};
 use super::write::{Holds, Write};
 
 /// DCGM is missed after so long.
@@ -49,7 +49,7 @@ struct Event {
 }
 
 pub(super) struct Sentinel {
-    client: Client,
+    way: Way,
     clock: Clock,
     nodes: Informer<Node>,
     pods: Informer<Pod>,
@@ -65,14 +65,14 @@ pub(super) struct Sentinel {
 }
 
 impl Sentinel {
-    pub(super) fn new(client: Client, clock: Clock) -> Self {
-        let breaker = watcher::Config::default().fields(&format!("metadata.name={}", nvsentinel::BREAKER));
+    pub(super) fn new(way: Way, clock: Clock) -> Self {
+        let breaker = Part { namespace: nvsentinel::NAMESPACE, name: nvsentinel::BREAKER };
         Self {
-            nodes: Informer::new(Api::all(client.clone())),
-            pods: Informer::new(Api::all(client.clone())),
-            breaker: Informer::with(Api::namespaced(client.clone(), nvsentinel::NAMESPACE), breaker),
+            nodes: Informer::new(&way),
+            pods: Informer::new(&way),
+            breaker: Informer::of_part(&way, breaker),
             clock,
-            client,
+            way,
             drivers_on: Index::default(),
             seen: BTreeSet::new(),
             away: BTreeMap::new(),
@@ -139,7 +139,7 @@ impl Sentinel {
             last_transition_time: now,
             ..NodeCondition::default()
         };
-        Write::merge_status(&self.client, node, &json!({"conditions": [condition]}))
+        Write::merge_status(&self.way, node, &json!({"conditions": [condition]}))
     }
 
     /// Writes a node's condition again, as long as it has one.
@@ -166,13 +166,13 @@ impl Sentinel {
             let Some(node) = self.node(&event.node).cloned() else { continue };
             let quarantined = node.annotations().contains_key(nvsentinel::QUARANTINE_ANNOTATIONS);
             if event.healthy && quarantined {
-                writes.push(Write::patch(&self.client, &node, released(&node)));
+                writes.push(Write::patch(&self.way, &node, released(&node)));
             } else if !event.healthy && !quarantined && !opted_out(&node) {
                 self.quarantines.insert(event.node, Instant::now());
-                writes.push(Write::patch(&self.client, &node, quarantined_by_us(&node)));
+                writes.push(Write::patch(&self.way, &node, quarantined_by_us(&node)));
                 if self.is_too_many() {
                     let tripped = json!({"data": {"status": nvsentinel::TRIPPED}});
-                    writes.push(Write::patch(&self.client, &breaker, tripped));
+                    writes.push(Write::patch(&self.way, &breaker, tripped));
                     break;
                 }
             }

@@ -12,7 +12,7 @@ use k8s_openapi::api::resource::v1::{
     Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::{Api, Client, ResourceExt};
+use kube::ResourceExt;
 use tokio::time::Instant;
 
 use super::cache::{Index, Informer};
@@ -20,6 +20,7 @@ use super::clients::GPU;
 use super::dra::{DRA_DRIVER, semantic};
 use super::kubelet::Kubelets;
 use super::object::hash_name;
+use super::way::Way;
 use super::write::Write;
 
 /// The kubelet's patience with a plugin that has gone.
@@ -63,9 +64,9 @@ pub(super) struct Place<'a> {
 }
 
 impl Slices {
-    pub(super) fn new(client: &Client) -> Self {
+    pub(super) fn new(way: &Way) -> Self {
         Self {
-            informer: Informer::new(Api::all(client.clone())),
+            informer: Informer::new(way),
             in_use: false,
             by_node: Index::default(),
             pools: BTreeMap::new(),
@@ -90,12 +91,12 @@ impl Slices {
     /// Brings a node's slices to what its plugin publishes; returns when to look again.
     pub(super) fn look(
         &mut self,
-        client: &Client,
+        way: &Way,
         place: &Place<'_>,
         now: Instant,
     ) -> (Vec<Write<Kubelets>>, Option<Instant>) {
         let (Some(node), Some(plugin)) = (place.node, &place.plugin) else {
-            return self.wipe(client, place, now);
+            return self.wipe(way, place, now);
         };
         self.left.remove(place.name);
         let (generation, at) = self.pool(place, plugin, now);
@@ -107,7 +108,7 @@ impl Slices {
                 again = Some(due);
                 continue;
             }
-            writes.extend(self.ensure(client, slice));
+            writes.extend(self.ensure(way, slice));
         }
         (writes, again)
     }
@@ -129,21 +130,21 @@ impl Slices {
         self.by_node.get(node).filter_map(|key| self.informer.cache.get(key)).map(AsRef::as_ref)
     }
 
-    fn ensure(&self, client: &Client, wanted: ResourceSlice) -> Option<Write<Kubelets>> {
+    fn ensure(&self, way: &Way, wanted: ResourceSlice) -> Option<Write<Kubelets>> {
         let name = wanted.name_any();
         let Some(found) = self.informer.cache.get(&super::cache::Key::new("", name)) else {
-            return Some(Write::create(client, wanted));
+            return Some(Write::create(way, wanted));
         };
         if found.spec == wanted.spec {
             return None;
         }
-        Some(Write::replace(client, ResourceSlice { spec: wanted.spec, ..ResourceSlice::clone(found) }))
+        Some(Write::replace(way, ResourceSlice { spec: wanted.spec, ..ResourceSlice::clone(found) }))
     }
 
     /// Removes what a plugin left behind, when it has been away for long enough.
     fn wipe(
         &mut self,
-        client: &Client,
+        way: &Way,
         place: &Place<'_>,
         now: Instant,
     ) -> (Vec<Write<Kubelets>>, Option<Instant>) {
@@ -157,7 +158,7 @@ impl Slices {
         if now < due {
             return (Vec::new(), Some(due));
         }
-        (self.of(place.name).map(|slice| Write::delete(client, slice, None)).collect(), None)
+        (self.of(place.name).map(|slice| Write::delete(way, slice, None)).collect(), None)
     }
 }
 

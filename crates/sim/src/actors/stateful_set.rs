@@ -5,18 +5,19 @@ use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetStatus};
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Client, ResourceExt};
+use kube::ResourceExt;
 
 use super::cache::Key;
 use super::manager::Manager;
 use super::object::{
     REVISION_HASH, hash_name, is_active, is_finished, is_ready, is_terminating, pod_of, value,
 };
+use super::way::Way;
 use super::world::World;
 use super::write::Write;
 
 /// Creates what is missing in order, removes what is too much from the top, replaces outdated pods one by one.
-pub(super) fn look(client: &Client, world: &World, key: &Key) -> Vec<Write<Manager>> {
+pub(super) fn look(way: &Way, world: &World, key: &Key) -> Vec<Write<Manager>> {
     let Some(set) = world.stateful_sets.cache.get(key).filter(|set| !is_terminating(set.as_ref())) else {
         return Vec::new();
     };
@@ -27,16 +28,16 @@ pub(super) fn look(client: &Client, world: &World, key: &Key) -> Vec<Write<Manag
         .pods_of(set.metadata.uid.as_deref())
         .filter_map(|pod| Some((ordinal(set, pod)?, pod)))
         .collect();
-    let mut writes = steps(client, set, &pods, wanted, &hash);
+    let mut writes = steps(way, set, &pods, wanted, &hash);
     let status = status(set, &pods, &hash);
     if set.status.as_ref() != Some(&status) {
-        writes.push(Write::status(client, set.as_ref(), &status));
+        writes.push(Write::status(way, set.as_ref(), &status));
     }
     writes
 }
 
 fn steps(
-    client: &Client,
+    way: &Way,
     set: &StatefulSet,
     pods: &BTreeMap<i32, &Arc<Pod>>,
     wanted: i32,
@@ -48,11 +49,11 @@ fn steps(
     for number in 0..wanted {
         let waits = match pods.get(&number) {
             None => {
-                writes.push(Write::create(client, new_pod(set, number, hash)));
+                writes.push(Write::create(way, new_pod(set, number, hash)));
                 true
             }
             Some(pod) if is_finished(pod) && !is_terminating(pod.as_ref()) => {
-                writes.push(Write::delete(client, pod.as_ref(), None));
+                writes.push(Write::delete(way, pod.as_ref(), None));
                 true
             }
             Some(pod) => !is_active(pod) || !is_ready(pod),
@@ -67,7 +68,7 @@ fn steps(
     let outdated =
         pods.iter().rev().find(|(_, pod)| is_active(pod) && revision(pod) != Some(hash) && !on_delete);
     let next = if writes.is_empty() { leaving.or(outdated) } else { None };
-    writes.extend(next.map(|(_, pod)| Write::delete(client, pod.as_ref(), None)));
+    writes.extend(next.map(|(_, pod)| Write::delete(way, pod.as_ref(), None)));
     writes
 }
 

@@ -6,10 +6,10 @@ use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet, Deployment, Repl
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::{Api, Client};
 
 use super::cache::{Change, Index, Informer, Key, Source};
 use super::object::{controller_uid, meant_for};
+use super::way::Way;
 
 /// Shared caches and indexes.
 pub(super) struct World {
@@ -32,17 +32,17 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(client: &Client) -> Self {
+    pub(super) fn new(way: &Way) -> Self {
         Self {
-            nodes: Informer::new(Api::all(client.clone())),
-            daemon_sets: Informer::new(Api::all(client.clone())),
-            revisions: Informer::new(Api::all(client.clone())),
-            deployments: Informer::new(Api::all(client.clone())),
-            replica_sets: Informer::new(Api::all(client.clone())),
-            stateful_sets: Informer::new(Api::all(client.clone())),
-            jobs: Informer::new(Api::all(client.clone())),
-            budgets: Informer::new(Api::all(client.clone())),
-            pods: Informer::new(Api::all(client.clone())),
+            nodes: Informer::new(way),
+            daemon_sets: Informer::new(way),
+            revisions: Informer::new(way),
+            deployments: Informer::new(way),
+            replica_sets: Informer::new(way),
+            stateful_sets: Informer::new(way),
+            jobs: Informer::new(way),
+            budgets: Informer::new(way),
+            pods: Informer::new(way),
             pods_of: Index::default(),
             revisions_of: Index::default(),
             replica_sets_of: Index::default(),

@@ -4,6 +4,7 @@
 //! retried blindly, because by then the cluster may want something else.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -13,15 +14,16 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, Preconditions};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
 use super::cache::{Cache, Key};
+use super::way::{Merge, Way};
 
 /// Enough to keep a server busy, few enough that a fleet's start does not look like an attack.
 const WRITES_IN_FLIGHT_MAX: usize = 32;
@@ -106,79 +108,65 @@ impl<A: 'static> Write<A> {
         Self { request: request.boxed() }
     }
 
-    pub(super) fn create<K: Kind>(client: &Client, object: K) -> Self
+    pub(super) fn create<K: Kind>(way: &Way, object: K) -> Self
     where
         A: Holds<K>,
     {
-        let api = K::api(client, object.meta().namespace.as_deref().unwrap_or_default());
-        Self::new(async move {
-            let created = api.create(&PostParams::default(), &object).await?;
-            Ok(applied(created))
-        })
+        let way = way.clone();
+        Self::new(async move { Ok(applied(way.create(&object).await?)) })
     }
 
     /// Replaces the whole object; the API refuses if somebody was faster.
-    pub(super) fn replace<K: Kind>(client: &Client, object: K) -> Self
+    pub(super) fn replace<K: Kind>(way: &Way, object: K) -> Self
     where
         A: Holds<K>,
     {
-        let key = Key::of(&object);
-        let api = K::api(client, &key.namespace);
-        Self::new(async move { Ok(applied(api.replace(&key.name, &PostParams::default(), &object).await?)) })
+        let way = way.clone();
+        Self::new(async move { Ok(applied(way.replace(&object).await?)) })
     }
 
     /// Merges `patch` into the object.
-    pub(super) fn patch<K: Kind>(client: &Client, object: &K, patch: Value) -> Self
+    pub(super) fn patch<K: Kind>(way: &Way, object: &K, patch: Value) -> Self
     where
         A: Holds<K>,
     {
-        let (key, uid, api) = address(client, object);
-        Self::new(async move {
-            let answer = api
-                .patch(&key.name, &PatchParams::default(), &Patch::Merge(pinned(patch, uid.as_deref())))
-                .await;
-            Ok(applied(answer?))
-        })
+        let (key, way) = (Key::of(object), way.clone());
+        let patch = pinned(patch, object.meta().uid.as_deref());
+        Self::new(async move { Ok(applied(way.patch::<K>(&key, Merge::Object, patch).await?)) })
     }
 
     /// Merges `status` into the object's status.
-    pub(super) fn status<K: Kind>(client: &Client, object: &K, status: &impl Serialize) -> Self
+    pub(super) fn status<K: Kind>(way: &Way, object: &K, status: &impl Serialize) -> Self
     where
         A: Holds<K>,
     {
-        let (key, uid, api) = address(client, object);
+        let (key, uid, way) = (Key::of(object), object.meta().uid.clone(), way.clone());
         let status = serde_json::to_value(status);
         Self::new(async move {
-            let patch = pinned(
-                serde_json::json!({"status": status.map_err(kube::Error::SerdeError)?}),
-                uid.as_deref(),
-            );
-            match api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
-                Ok(answer) => Ok(applied(answer)),
+            let status = status.map_err(kube::Error::SerdeError)?;
+            let patch = pinned(json!({"status": status}), uid.as_deref());
+            match way.patch::<K>(&key, Merge::Status, patch).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => Ok(forgotten::<A, K>(key, uid)),
-                Err(error) => Err(error),
+                answer => Ok(applied(answer?)),
             }
         })
     }
 
     /// Merges `status` into the status of a built-in object, lists by their keys: several write conditions.
-    pub(super) fn merge_status<K: Kind>(client: &Client, object: &K, status: &Value) -> Self
+    pub(super) fn merge_status<K: Kind>(way: &Way, object: &K, status: &Value) -> Self
     where
         A: Holds<K>,
     {
-        let (key, _, api) = address(client, object);
-        let patch = Patch::Strategic(serde_json::json!({"status": status}));
-        Self::new(
-            async move { Ok(applied(api.patch_status(&key.name, &PatchParams::default(), &patch).await?)) },
-        )
+        let (key, way, patch) = (Key::of(object), way.clone(), json!({"status": status}));
+        Self::new(async move { Ok(applied(way.patch::<K>(&key, Merge::StatusByKeys, patch).await?)) })
     }
 
     /// Deletes exactly this object, not a successor of the same name.
-    pub(super) fn delete<K: Kind>(client: &Client, object: &K, grace_seconds: Option<u32>) -> Self
+    pub(super) fn delete<K: Kind>(way: &Way, object: &K, grace_seconds: Option<u32>) -> Self
     where
         A: Holds<K>,
     {
-        let (key, uid, api) = address(client, object);
+        let (key, uid, way) = (Key::of(object), object.meta().uid.clone(), way.clone());
         let preconditions = Preconditions { uid: uid.clone(), resource_version: None };
         let params = DeleteParams {
             grace_period_seconds: grace_seconds,
@@ -186,8 +174,7 @@ impl<A: 'static> Write<A> {
             ..DeleteParams::background()
         };
         Self::new(async move {
-            let stays = |object: &K| grace_seconds != Some(0) || has_finalizers(object);
-            match api.delete(&key.name, &params).await.map(|answer| answer.left().filter(stays)) {
+            match way.delete::<K>(&key, &params).await {
                 Ok(Some(terminating)) => Ok(applied(terminating)),
                 Ok(None) => Ok(forgotten::<A, K>(key, uid)),
                 Err(kube::Error::Api(status)) if status.code == 404 => Ok(forgotten::<A, K>(key, uid)),
@@ -195,12 +182,6 @@ impl<A: 'static> Write<A> {
             }
         })
     }
-}
-
-fn address<K: Kind>(client: &Client, object: &K) -> (Key, Option<String>, Api<K>) {
-    let key = Key::of(object);
-    let api = K::api(client, &key.namespace);
-    (key, object.meta().uid.clone(), api)
 }
 
 /// A UID in a patch makes the API refuse it for a successor of the same name.
@@ -212,11 +193,7 @@ fn pinned(mut patch: Value, uid: Option<&str>) -> Value {
     patch
 }
 
-fn has_finalizers<K: Resource>(object: &K) -> bool {
-    object.meta().finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty())
-}
-
-fn applied<A: Holds<K>, K: Kind>(object: K) -> Fold<A> {
+fn applied<A: Holds<K>, K: Kind>(object: Arc<K>) -> Fold<A> {
     Box::new(move |actor| actor.cache().apply(object))
 }
 

@@ -32,7 +32,14 @@ pub(super) struct Call {
     pub(super) content_type: String,
     /// Who owns the fields that this request writes.
     pub(super) manager: String,
-    body: Bytes,
+    body: Body,
+}
+
+#[derive(Debug)]
+enum Body {
+    None,
+    Text(Bytes),
+    Tree(Value),
 }
 
 impl Call {
@@ -43,13 +50,7 @@ impl Call {
         parts: &Parts,
         body: Bytes,
     ) -> Result<Self, Failure> {
-        let resource = info.group_resource();
-        let kind = store.tables.get(&resource).map(|table| table.kind.clone());
-        let kind = kind.filter(|kind| kind.version(&info.version).is_some());
-        let kind = kind.ok_or_else(|| not_served(store, &info))?;
-        if !info.namespace.is_empty() && !kind.has(Trait::Namespaced) {
-            return Err(Failure::no_such_resource());
-        }
+        let (resource, kind) = served(store, &info)?;
         let text = |name| header_text(&parts.headers, &name);
         let shape = Shape {
             api_version: (info.version != kind.storage).then(|| info.api_version()),
@@ -62,7 +63,28 @@ impl Call {
             (manager, _) => manager.to_owned(),
         };
         let content_type = text(header::CONTENT_TYPE).split(';').next().unwrap_or_default().to_owned();
+        let body = if body.is_empty() { Body::None } else { Body::Text(body) };
         Ok(Self { info, options, resource, kind, shape, content_type, manager, body })
+    }
+
+    /// A call that did not come over the wire.
+    pub(super) fn inside(
+        store: &Store,
+        info: RequestInfo,
+        content_type: &str,
+        body: Value,
+    ) -> Result<Self, Failure> {
+        let (resource, kind) = served(store, &info)?;
+        Ok(Self {
+            resource,
+            kind,
+            options: Options::default(),
+            shape: Shape { api_version: None, metadata_only: false },
+            content_type: content_type.to_owned(),
+            manager: info.user.clone(),
+            info,
+            body: Body::Tree(body),
+        })
     }
 
     /// The same client's call on another object.
@@ -82,7 +104,7 @@ impl Call {
             shape: self.shape.clone(),
             content_type: String::new(),
             manager: self.manager.clone(),
-            body: Bytes::new(),
+            body: Body::None,
         })
     }
 
@@ -97,10 +119,13 @@ impl Call {
 
     /// The body as JSON; no body is `null`.
     pub(super) fn body(&self) -> Result<Value, Failure> {
-        if self.body.is_empty() {
-            return Ok(Value::Null);
+        match &self.body {
+            Body::None => Ok(Value::Null),
+            Body::Tree(body) => Ok(body.clone()),
+            Body::Text(body) => {
+                serde_json::from_slice(body).map_err(|error| Failure::bad_request(error.to_string()))
+            }
         }
-        serde_json::from_slice(&self.body).map_err(|error| Failure::bad_request(error.to_string()))
     }
 
     /// The body as an object of this kind: what the path says wins where the body is silent, and a
@@ -166,6 +191,18 @@ impl Call {
         }
         Ok(())
     }
+}
+
+/// What the request is about, if it is there in this version.
+fn served(store: &Store, info: &RequestInfo) -> Result<(String, Arc<Kind>), Failure> {
+    let resource = info.group_resource();
+    let kind = store.tables.get(&resource).map(|table| table.kind.clone());
+    let kind = kind.filter(|kind| kind.version(&info.version).is_some());
+    let kind = kind.ok_or_else(|| not_served(store, info))?;
+    if !info.namespace.is_empty() && !kind.has(Trait::Namespaced) {
+        return Err(Failure::no_such_resource());
+    }
+    Ok((resource, kind))
 }
 
 /// Only the groups of built-in kinds know what they do not have; elsewhere it is not even a path.

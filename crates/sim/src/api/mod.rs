@@ -9,6 +9,7 @@
 //!                                               store.rs: objects, log, watchers (the only file that writes)
 //!  rules they share: kinds.rs (what exists), selector.rs, lists.rs (how lists merge), defaults.rs, checks.rs,
 //!                    crd.rs · schema.rs · validate.rs · pattern.rs (custom resources), clock.rs
+//!  without a wire:   inside.rs, for the cluster's own actors
 //! ```
 //!
 //! It answers as a real API server does, in code, reason and words, as far as pitcrew and the actors of the
@@ -30,6 +31,7 @@ mod delete;
 mod dependents;
 mod discovery;
 mod evict;
+pub(crate) mod inside;
 mod kinds;
 mod line;
 mod lists;
@@ -53,10 +55,8 @@ pub use line::Lines;
 pub use request::RequestInfo;
 pub use store::Written;
 
-use bytes::Bytes;
 use clock::Clock;
 use futures::future::BoxFuture;
-use http::request::Parts;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
 use kube::client::Body;
@@ -201,28 +201,36 @@ impl ApiServer {
         let options = Options::parse(parts.uri.query());
         let info = RequestInfo::parse(&user, &parts, &options);
         self.count(&info);
-        match self.fault(&info) {
-            None => Ok(self.serve(info, options, &parts, body)),
-            Some(Fault::Status(code)) => Ok(Failure::injected(code).into()),
-            Some(Fault::Denied(words)) => Ok(Failure::new(StatusCode::FORBIDDEN, "Forbidden", words).into()),
+        let fault = self.fault(&info);
+        let serve = || route::serve(&self.store, info, options, &parts, body).unwrap_or_else(Into::into);
+        self.suffer(fault, serve, Into::into).await
+    }
+
+    /// Serves a request, or does to it what `fault` says; `refuse` makes an answer of a refusal.
+    async fn suffer<T>(
+        &self,
+        fault: Option<Fault>,
+        serve: impl FnOnce() -> T,
+        refuse: impl FnOnce(Failure) -> T,
+    ) -> Result<T, BoxError> {
+        match fault {
+            None => Ok(serve()),
+            Some(Fault::Status(code)) => Ok(refuse(Failure::injected(code))),
+            Some(Fault::Denied(words)) => Ok(refuse(Failure::new(StatusCode::FORBIDDEN, "Forbidden", words))),
             Some(Fault::LostReply) => {
-                drop(self.serve(info, options, &parts, body));
+                drop(serve());
                 Err("injected fault: connection closed before the reply arrived".into())
             }
             Some(Fault::LateReply(time)) => {
-                let reply = self.serve(info, options, &parts, body);
+                let reply = serve();
                 tokio::time::sleep(time).await;
                 Ok(reply)
             }
             Some(Fault::Delay(time)) => {
                 tokio::time::sleep(time).await;
-                Ok(self.serve(info, options, &parts, body))
+                Ok(serve())
             }
         }
-    }
-
-    fn serve(&self, info: RequestInfo, options: Options, parts: &Parts, body: Bytes) -> Reply {
-        route::serve(&self.store, info, options, parts, body).unwrap_or_else(Into::into)
     }
 }
 

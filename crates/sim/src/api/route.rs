@@ -11,6 +11,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use http::request::Parts;
 use serde_json::json;
+use std::sync::Arc;
 
 /// Serves one request; the store is locked for as long as that takes, never across an await.
 pub(super) fn serve(
@@ -25,9 +26,7 @@ pub(super) fn serve(
         let found = discovery::answer(&store, parts.uri.path())?;
         return Ok(reply::value(StatusCode::OK, &found));
     }
-    if store.listener.is_some() {
-        store.serving = Some((info.clone(), body.clone()));
-    }
+    store.serve(&info, &body);
     let call = Call::new(&store, info, options, parts, body)?;
     if call.info.verb == "watch" {
         return watch::watch(shared, &mut store, &call);
@@ -61,21 +60,9 @@ fn on_object(store: &mut Store, call: &Call) -> Result<Reply, Failure> {
     match call.info.verb {
         "get" => read::get(store, call),
         "list" => read::list(store, call),
-        // The handler of custom resources does not look at a name behind the collection.
-        "create" if call.info.name.is_empty() || call.kind.is_custom => {
-            let created = write::create(store, call, call.object()?)?;
-            Ok(show(call, StatusCode::CREATED, &created))
-        }
-        "update" if !call.info.name.is_empty() => {
-            let (code, updated) = write::replace(store, call, call.object()?)?;
-            Ok(show(call, code, &updated))
-        }
-        "update" | "patch" if call.info.name.is_empty() && call.kind.is_custom => {
-            Err(Failure::bad_request("name must be provided"))
-        }
-        "patch" if !call.info.name.is_empty() => {
-            let (code, patched) = patch::patch(store, call)?;
-            Ok(show(call, code, &patched))
+        "create" | "update" | "patch" => {
+            let (code, written) = write(store, call)?;
+            Ok(show(call, code, &written))
         }
         "delete" => delete_one(store, call),
         "deletecollection" => {
@@ -86,6 +73,20 @@ fn on_object(store: &mut Store, call: &Call) -> Result<Reply, Failure> {
             read::close(call, &mut meta);
             Ok(read::list_reply(call, &meta, deleted.iter().map(AsRef::as_ref)))
         }
+        _ => Err(Failure::method_not_allowed()),
+    }
+}
+
+/// Creates, updates or patches the object that the call speaks of.
+pub(super) fn write(store: &mut Store, call: &Call) -> Result<(StatusCode, Arc<Object>), Failure> {
+    match call.info.verb {
+        // The handler of custom resources does not look at a name behind the collection.
+        "create" if call.info.name.is_empty() || call.kind.is_custom => {
+            Ok((StatusCode::CREATED, write::create(store, call, call.object()?)?))
+        }
+        "update" if !call.info.name.is_empty() => write::replace(store, call, call.object()?),
+        "patch" if !call.info.name.is_empty() => patch::patch(store, call),
+        "update" | "patch" if call.kind.is_custom => Err(Failure::bad_request("name must be provided")),
         _ => Err(Failure::method_not_allowed()),
     }
 }

@@ -17,7 +17,9 @@ use super::reply::Failure;
 use super::request::RequestInfo;
 use super::selector::Selector;
 use bytes::Bytes;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, OnceLock, Weak};
 use tokio::sync::Notify;
@@ -32,24 +34,25 @@ const LOG_CHANGES_READY: usize = 256;
 /// Names and UIDs are drawn from this seed: the same requests in the same order give the same answers.
 const SEED: u64 = 0x7069_7463_7265_7721;
 
-/// An object as stored: as a tree to work with, as bytes to send. At least one of them is there from the start;
-/// the other is made when first asked for.
+/// An object as stored: as a tree to work with, as bytes to send, as its type for those inside. One of the first two is
+/// there from the start; the others are made when first asked for.
 #[derive(Debug)]
 pub(super) struct Object {
     value: OnceLock<Value>,
     json: OnceLock<Bytes>,
+    typed: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Object {
     /// Takes the value and stamps the version into it.
     pub(super) fn new(mut value: Value, version: u64) -> Self {
         value["metadata"]["resourceVersion"] = version.to_string().into();
-        Self { value: OnceLock::from(value), json: OnceLock::new() }
+        Self::unwritten(value)
     }
 
     /// An object that is not stored like this: a new one has no version, another keeps the one it had.
     pub(super) fn unwritten(value: Value) -> Self {
-        Self { value: OnceLock::from(value), json: OnceLock::new() }
+        Self { value: OnceLock::from(value), json: OnceLock::new(), typed: OnceLock::new() }
     }
 
     pub(super) fn value(&self) -> &Value {
@@ -64,7 +67,18 @@ impl Object {
 
     /// The same object without its tree, which takes ten times the room of its bytes.
     fn packed(&self) -> Arc<Self> {
-        Arc::new(Self { value: OnceLock::new(), json: OnceLock::from(self.json().clone()) })
+        let json = OnceLock::from(self.json().clone());
+        Arc::new(Self { value: OnceLock::new(), json, typed: OnceLock::new() })
+    }
+
+    /// Read once, shared by everybody who wants this type.
+    pub(super) fn typed<K: DeserializeOwned + Send + Sync + 'static>(&self) -> serde_json::Result<Arc<K>> {
+        if let Some(known) = self.typed.get().and_then(|known| known.clone().downcast().ok()) {
+            return Ok(known);
+        }
+        let read = Arc::new(K::deserialize(self.value())?);
+        let _ = self.typed.set(read.clone());
+        Ok(read)
     }
 
     pub(super) fn meta(&self, field: &str) -> &str {
@@ -85,7 +99,7 @@ impl Object {
 pub struct Written<'a> {
     /// The request that made it.
     pub request: &'a RequestInfo,
-    /// Its body.
+    /// Its body; empty if it did not come over the wire.
     pub body: &'a Bytes,
     /// The resource of the changed object: `pods`, `daemonsets.apps`.
     pub resource: &'a str,
@@ -330,6 +344,13 @@ impl Store {
         self.version = version;
         self.tell(resource);
         Ok(())
+    }
+
+    /// Notes which request is served, for the listener.
+    pub(super) fn serve(&mut self, request: &RequestInfo, body: &Bytes) {
+        if self.listener.is_some() {
+            self.serving = Some((request.clone(), body.clone()));
+        }
     }
 
     /// Tells the listener of the newest change of a resource.

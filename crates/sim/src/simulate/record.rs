@@ -68,8 +68,6 @@ pub(super) struct Book {
     pub(super) changes: u64,
     /// Passes of the planner.
     pub(super) passes: u64,
-    /// Writes of ours that mean something: no Leases, no Events.
-    pub(super) our_writes: u64,
     pub(super) faults: BTreeMap<Fault, u64>,
     pub(super) coverage: Coverage,
     /// Transitions that we made, each with how often.
@@ -115,7 +113,6 @@ impl Record {
             after: written.after,
         };
         book.changes += 1;
-        book.our_writes += u64::from(ours && !is_chatter(written.resource));
         book.hash(at, written);
         book.see(&change, &written.request.user);
         if book.violation.is_some() {

@@ -4,6 +4,9 @@ use serde_json::json;
 
 use super::fixture::*;
 use crate::contract::State;
+use crate::names::ObjectName;
+use crate::reason::Reason;
+use crate::snapshot::{Object, Pending};
 
 #[test]
 fn a_node_without_a_driver_starts_once_although_the_rollout_was_aborted() {
@@ -49,4 +52,19 @@ fn policies_of_two_operators_under_one_name_have_one_rollout_each() {
     let rollouts: Vec<&String> = fleet.snapshot.rollouts.keys().collect();
     assert_eq!(rollouts, ["cluster-policy-1", "cluster-policy-ofed-1"]);
     assert!(fleet.plan().pools.iter().flat_map(|pool| pool.nodes.values()).all(|v| v.in_sync));
+}
+
+#[test]
+fn a_node_does_not_move_on_while_a_pod_of_it_is_being_asked_to_leave() {
+    let mut fleet = Fleet::new().with(node("n").outdated().at(State::PodDeletionRequired).pod(pod("train")));
+    fleet.abort_rollouts();
+    let object = Object::Pod(ObjectName::new("work", "train"));
+    let pending = Pending { moving_to: None, on_node: Some("n".into()) };
+    fleet.snapshot.in_flight.insert(object.clone(), pending);
+    assert!(fleet.plan().actions.iter().all(|action| action.node().is_none()));
+    assert_eq!(fleet.verdict("n").reason, Reason::Writing);
+    fleet.snapshot.in_flight.remove(&object);
+    fleet.play();
+    assert_eq!(fleet.verdict("n").state, State::UpgradeRequired);
+    assert_eq!(fleet.told("evict"), [""; 0]);
 }

@@ -32,7 +32,7 @@ impl Cluster {
     fn new(behaviour: Behaviour) -> Self {
         let epoch = "2026-03-01T08:00:00Z".parse::<Timestamp>().unwrap();
         let server = ApiServer::new(epoch);
-        let actors = Actors::embedded(|user| server.client_as(user), epoch, 7, behaviour);
+        let actors = Actors::embedded(&server, epoch, 7, behaviour);
         Self { client: server.client_as("test"), server, actors }
     }
 
