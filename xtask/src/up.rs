@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use pitcrew_sim::plane::{Binaries, Plane, PlaneOptions, VERSION, cache_dir};
+use pitcrew_sim::plane::{AuditLog, Binaries, Plane, PlaneOptions, VERSION, cache_dir};
 use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
@@ -261,7 +261,7 @@ pub(crate) async fn keep(options: Options) -> Result<()> {
 async fn serve(options: &Options, place: &Place) -> Result<()> {
     let binaries = Binaries::find()?;
     let data_dir = Some(place.plane());
-    let mut control = Plane::start(&binaries, PlaneOptions { audit: false, data_dir }).await?;
+    let mut control = Plane::start(&binaries, PlaneOptions { audit: AuditLog::None, data_dir }).await?;
     let _actors = fleet::install(&control, options.nodes, options.neighbours).await?;
     mark_ready(&place.ready())?;
     loop {

@@ -7,9 +7,10 @@ mod rights;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use pitcrew_sim::cluster::Cluster;
-use pitcrew_sim::plane::{Binaries, Plane, PlaneOptions, User};
+use pitcrew_sim::plane::{AuditLog, Binaries, Plane, PlaneOptions, User};
 use pitcrew_sim::scenario::{On, Scenario, Trace, play};
 use pitcrew_sim::scenarios;
+use pitcrew_sim::simulate::audit;
 
 const SEED: u64 = 7;
 
@@ -62,7 +63,7 @@ fn embedded(scenario: &Scenario) -> Result<Trace, Failed> {
 fn real(scenario: &Scenario) -> Result<Trace, Failed> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        let options = PlaneOptions { audit: true, data_dir: None };
+        let options = PlaneOptions { audit: AuditLog::Changes, data_dir: None };
         let plane = Plane::start(&Binaries::find()?, options).await?;
         plane.grant(&rights::granted_in())?;
         let client = |user| {
@@ -77,8 +78,23 @@ fn real(scenario: &Scenario) -> Result<Trace, Failed> {
                 .await?;
         let trace = play(scenario, cluster).await;
         rights::read(scenario.name, &plane).await?;
-        Ok(trace?)
+        let trace = trace?;
+        keeps_its_promises(&plane)?;
+        Ok(trace)
     })
+}
+
+/// The promises of the simulation, over what really happened.
+fn keeps_its_promises(plane: &Plane) -> Result<(), Failed> {
+    let log = std::fs::read_to_string(plane.audit_log().ok_or("the plane has no audit log")?)?;
+    let found = audit(&log, |user| user == User::Pitcrew.name());
+    if found.ours == 0 {
+        return Err("the audit log shows no change of the controller's".into());
+    }
+    match found.broken.first() {
+        None => Ok(()),
+        Some(broken) => Err(format!("a promise was broken: {broken:?}").into()),
+    }
 }
 
 fn same_on_both(index: usize) -> Result<(), Failed> {

@@ -16,7 +16,7 @@ use pitcrew_core::version::DriverVersion;
 use pitcrew_sim::actors::{Behaviour, DRIVER_APP, NAMESPACE, Timing};
 use pitcrew_sim::cluster::Cluster;
 use pitcrew_sim::fleet::{Fleet, Workload};
-use pitcrew_sim::plane::{Binaries, Plane, PlaneOptions, User};
+use pitcrew_sim::plane::{AuditLog, Binaries, Plane, PlaneOptions, User};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -90,7 +90,7 @@ fn fleet(nodes: u32) -> Fleet {
 /// Runs a case on a plane of its own.
 pub(super) async fn run(binaries: &Binaries, program: &Path, case: Case) -> Result<Figures> {
     println!("Starting a control plane with {} nodes …", case.nodes);
-    let plane = Plane::start(binaries, PlaneOptions { audit: true, data_dir: None }).await?;
+    let plane = Plane::start(binaries, PlaneOptions { audit: AuditLog::Requests, data_dir: None }).await?;
     plane.grant(&workspace().join("charts/pitcrew/golden/permissions.yaml"))?;
     let client = |user| Client::try_from(plane.config(user)).context("make a client");
     let bench = client(User::Bench)?;

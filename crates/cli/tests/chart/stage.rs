@@ -15,7 +15,7 @@ use libtest_mimic::Failed;
 use pitcrew_controller::Clock;
 use pitcrew_sim::actors::{Actors, Behaviour};
 use pitcrew_sim::fleet::Fleet;
-use pitcrew_sim::plane::{Binaries, Helm, Plane, PlaneOptions, User};
+use pitcrew_sim::plane::{AuditLog, Binaries, Helm, Plane, PlaneOptions, User};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
@@ -165,7 +165,8 @@ impl Stage {
 }
 
 async fn set_up() -> Result<(Plane, Actors), Failed> {
-    let plane = Plane::start(&Binaries::find()?, PlaneOptions { audit: true, data_dir: None }).await?;
+    let plane =
+        Plane::start(&Binaries::find()?, PlaneOptions { audit: AuditLog::Requests, data_dir: None }).await?;
     let client = |user| Client::try_from(plane.config(user));
     let (admin, machines) = (client(User::Admin)?, client(User::Kubelet)?);
     // To the fleet's kubelets the hosts are dead: they have a kubelet of their own.

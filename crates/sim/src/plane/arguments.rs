@@ -3,6 +3,8 @@
 
 use std::path::Path;
 
+use serde_json::{Value, json};
+
 use super::access::{Access, User, token_file_in};
 
 /// Ports on loopback, one per server.
@@ -32,14 +34,22 @@ const CONTROLLERS: [&str; 10] = [
     "ttl-after-finished-controller",
 ];
 
-/// One line per request and nothing of its content.
-pub(super) const AUDIT_POLICY: &str = r#"{
-  "apiVersion": "audit.k8s.io/v1",
-  "kind": "Policy",
-  "omitStages": ["RequestReceived"],
-  "rules": [{"level": "Metadata"}]
+/// One line per request; `changes` adds what was sent and what came of it, where a promise is about it.
+pub(super) fn audit_policy(changes: bool) -> String {
+    let about = json!([
+        {"group": "", "resources": ["nodes", "nodes/*", "pods", "pods/*", "configmaps"]},
+        {"group": "nvidia.com", "resources": ["clusterpolicies"]},
+        {"group": "pitcrew.dev", "resources": ["driverpolicies", "rollouts"]},
+    ]);
+    let verbs = ["create", "update", "patch", "delete"];
+    let content = json!({"level": "RequestResponse", "verbs": verbs, "resources": about});
+    let rules: Vec<Value> =
+        changes.then_some(content).into_iter().chain([json!({"level": "Metadata"})]).collect();
+    json!({
+        "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules,
+    })
+    .to_string()
 }
-"#;
 
 pub(super) fn etcd(data: &Path, ports: Ports) -> Vec<String> {
     let clients = format!("http://127.0.0.1:{}", ports.etcd);

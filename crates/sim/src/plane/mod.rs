@@ -47,10 +47,22 @@ const ATTEMPTS_MAX: u32 = 3;
 /// What kind of plane to start.
 #[derive(Clone, Debug, Default)]
 pub struct PlaneOptions {
-    /// Write one line per request to [`Plane::audit_log`].
-    pub audit: bool,
+    /// What is written to [`Plane::audit_log`].
+    pub audit: AuditLog,
     /// Keep the data here and leave them there. Not set: a temporary directory that goes with the plane.
     pub data_dir: Option<PathBuf>,
+}
+
+/// What the audit log tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AuditLog {
+    /// There is none.
+    #[default]
+    None,
+    /// One line per request and nothing of its content.
+    Requests,
+    /// For changes that promises are about, what was sent and what came of it too.
+    Changes,
 }
 
 /// Why a plane did not start. What was started is ended again.
@@ -152,8 +164,8 @@ impl Plane {
         let deadline = Instant::now() + READY_TIMEOUT;
         let data = Data::make(options.data_dir.as_deref())?;
         let ports = free_ports().map_err(PlaneError::Port)?;
-        let audit_log = options.audit.then(|| data.dir.join("audit.log"));
-        let access = write_files(&data.dir, ports)
+        let audit_log = (options.audit != AuditLog::None).then(|| data.dir.join("audit.log"));
+        let access = write_files(&data.dir, ports, options.audit)
             .map_err(|source| PlaneError::Prepare { dir: data.dir.clone(), source })?;
 
         let mut processes = Processes::default();
@@ -197,7 +209,7 @@ impl Plane {
         self.access.token(user)
     }
 
-    /// One JSON line per request, if [`PlaneOptions::audit`] is set. A request appears within a second.
+    /// One JSON line per request, if [`PlaneOptions::audit`] says so. A request appears within a second.
     pub fn audit_log(&self) -> Option<&Path> {
         self.audit_log.as_deref()
     }
@@ -311,8 +323,8 @@ impl Drop for Processes {
     }
 }
 
-fn write_files(data: &Path, ports: Ports) -> io::Result<Access> {
-    fs::write(data.join("audit-policy.json"), arguments::AUDIT_POLICY)?;
+fn write_files(data: &Path, ports: Ports, audit: AuditLog) -> io::Result<Access> {
+    fs::write(data.join("audit-policy.json"), arguments::audit_policy(audit == AuditLog::Changes))?;
     let server = format!("https://127.0.0.1:{}", ports.apiserver).parse().map_err(io::Error::other)?;
     Access::write(data, server, data.join("certificates/apiserver.crt"))
 }
@@ -352,7 +364,7 @@ mod tests {
             Ok(binaries) => binaries,
             Err(missing) => return eprintln!("left out: {missing}"),
         };
-        let options = PlaneOptions { audit: true, data_dir: None };
+        let options = PlaneOptions { audit: AuditLog::Requests, data_dir: None };
         let mut plane = Plane::start(&binaries, options).await.unwrap();
         let data = plane.data_dir().to_owned();
         let node = data.join("node.json");

@@ -12,7 +12,10 @@
 //!             ▼
 //!          Run          (many.rs: on all cores, shrink.rs: made smaller) the first broken promise, a hash of everything that happened, what was covered
 //! ```
+//!
+//! For a real cluster, `audit.rs` takes the changes from the audit log of its API server.
 
+mod audit;
 pub mod case;
 mod controllers;
 mod fault;
@@ -26,6 +29,7 @@ mod trouble;
 mod weather;
 pub mod world;
 
+pub use audit::{Audit, audit};
 pub use case::{Case, Wish};
 pub use fault::{Fault, NoSuchFault};
 pub use many::{Total, run_all};

@@ -129,6 +129,28 @@ pub const SAFETY: [(Promise, Check); 12] = [
     (Promise::DocumentedWalk, documented_walk),
 ];
 
+/// Takes up a change. `then` gets what it changed, and the promise that it breaks; it is not called for what no promise
+/// is about.
+pub(super) fn take_up<T>(
+    world: &mut World,
+    change: &Change<'_>,
+    then: impl FnOnce(&Step<'_>, Option<(Promise, String)>) -> T,
+) -> Option<T> {
+    let key = (change.namespace.to_owned(), change.name.to_owned());
+    let is_node = change.resource == "nodes";
+    let old_node = world.nodes.get(change.name).filter(|_| is_node).cloned();
+    let old_pod = world.pods.get(&key).filter(|_| !is_node).cloned();
+    world.fold(change);
+    let step = match change.resource {
+        "nodes" => Step::Node(change.name, old_node.as_ref(), world.nodes.get(change.name)),
+        "pods" => Step::Pod(old_pod.as_ref(), world.pods.get(&key)),
+        _ => return None,
+    };
+    let mut checks = SAFETY.iter().filter(|_| change.by == By::Us);
+    let broken = checks.find_map(|(promise, check)| Some((*promise, check(world, change, &step)?)));
+    Some(then(&step, broken))
+}
+
 /// The node and the pod of a deletion that we asked for.
 fn our_deletion<'a>(
     world: &'a World,

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::controllers::is_ours;
 use super::fault::Fault;
-use super::promises::{Promise, SAFETY, Step};
+use super::promises::{Promise, Step, take_up};
 use super::world::{By, Change, Request, World};
 use crate::api::Written;
 
@@ -162,43 +162,30 @@ impl Record {
 
 impl Book {
     fn see(&mut self, change: &Change<'_>, user: &str) {
-        let key = (change.namespace.to_owned(), change.name.to_owned());
-        let is_node = change.resource == "nodes";
-        if !is_node && change.resource != "pods" {
-            self.world.fold(change);
-            let told = change.by == By::Us && !is_chatter(change.resource);
-            if let Some(trace) = self.trace.as_mut().filter(|_| told) {
-                let text = format!("{user}: writes {} {}", change.resource, change.name);
-                trace.push(Entry { at: change.at, node: None, text });
+        let Book { world, trace, transitions, .. } = self;
+        let broken = take_up(world, change, |step, broken| {
+            if let Step::Node(_, Some(old), Some(new)) = step
+                && change.by == By::Us
+                && old.state() != new.state()
+            {
+                *transitions.entry((old.state(), new.state())).or_default() += 1;
             }
-            return;
-        }
-        let (old_node, old_pod) =
-            (self.world.nodes.get(change.name).cloned(), self.world.pods.get(&key).cloned());
-        self.world.fold(change);
-        let world = &self.world;
-        let step = if is_node {
-            Step::Node(change.name, old_node.as_ref(), self.world.nodes.get(change.name))
-        } else {
-            Step::Pod(old_pod.as_ref(), self.world.pods.get(&key))
-        };
-        let found = (change.by == By::Us)
-            .then(|| {
-                SAFETY.iter().find_map(|(promise, check)| Some((*promise, check(world, change, &step)?)))
-            })
-            .flatten();
-        let (node, text) = described(change, &step);
-        if let Step::Node(_, Some(old), Some(new)) = &step
-            && change.by == By::Us
-            && old.state() != new.state()
-        {
-            *self.transitions.entry((old.state(), new.state())).or_default() += 1;
-        }
-        if let (Some(trace), Some(text)) = (&mut self.trace, text) {
-            trace.push(Entry { at: change.at, node: node.clone(), text: format!("{user}: {text}") });
-        }
-        if let Some((promise, what)) = found {
-            self.break_promise(promise, node, what, change.at);
+            let (node, text) = described(change, step);
+            if let (Some(trace), Some(text)) = (trace.as_mut(), text) {
+                trace.push(Entry { at: change.at, node: node.clone(), text: format!("{user}: {text}") });
+            }
+            broken.map(|(promise, what)| (promise, node, what))
+        });
+        match broken {
+            Some(Some((promise, node, what))) => self.break_promise(promise, node, what, change.at),
+            Some(None) => {}
+            None => {
+                let told = change.by == By::Us && !is_chatter(change.resource);
+                if let Some(trace) = self.trace.as_mut().filter(|_| told) {
+                    let text = format!("{user}: writes {} {}", change.resource, change.name);
+                    trace.push(Entry { at: change.at, node: None, text });
+                }
+            }
         }
     }
 
