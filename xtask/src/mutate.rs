@@ -226,7 +226,7 @@ pub(crate) fn mutate(options: &Options) -> Result<()> {
     let place = Path::new("target/mutants");
     copy_mutated(place)?;
     // The simulation must be fine without them.
-    if let Some(found) = simulate(place, None, options.seeds.min(100))? {
+    if let Some(found) = simulate(place, None, options.seeds)? {
         bail!("the simulation fails without any mutation: {found}");
     }
     let mut survivors = Vec::new();

@@ -299,7 +299,8 @@ fn muster<'a>(
     let mut unmarked = 0;
     for (index, mut member) in members(view, daemon_sets).enumerate() {
         let pending = member.moving_to(policy);
-        let moving = member.state().in_flight() || pending.is_some_and(State::in_flight);
+        let mended = *status == PoolStatus::Active && walk::is_mended(policy, &member);
+        let moving = member.state().in_flight() || pending.is_some_and(State::in_flight) || mended;
         let out = member.node.is_out() || moving;
         // Of those out, the ones on a visit are ours; all others were taken out by somebody else.
         ledger.count(member.name, moving, out, out && !moving && member.walk().is_none());

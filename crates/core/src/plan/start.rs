@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use kube::core::SelectorExt;
 
 use super::members::{Member, label_state};
@@ -68,8 +69,12 @@ fn can_be_emptied(view: &View<'_>, member: &Member<'_>) -> Result<(), Reason> {
     }
 }
 
+/// A node that was given back because of a budget tries its luck again after so many times `limits.blockedAfter`.
+const RELEASED_FOR: i32 = 10;
+
 /// Budgets that will not let the pods go, whatever happens, are recognised before the node is cordoned. A node that was
-/// given back because of a budget is not taken again while that budget still says no.
+/// given back because of a budget is not taken again for a while, unless all its pods could leave at once: otherwise the
+/// first of them would come back to it, and be evicted again and again.
 fn past_budgets<'a>(
     view: &View<'_>,
     member: &Member<'_>,
@@ -77,28 +82,45 @@ fn past_budgets<'a>(
     removal: Removal,
 ) -> Result<(), Reason> {
     let deletes = removal.timeout.is_some() && removal.timeout_action == TimeoutAction::Delete;
-    let released = member.node.annotations.contains_key(RELEASED_ANNOTATION);
+    let released = member.node.annotations.get(RELEASED_ANNOTATION);
+    let until = released.and_then(|at| at.parse::<Timestamp>().ok()).and_then(|at| {
+        let long = view.policy.limits.blocked_after.checked_mul(RELEASED_FOR)?;
+        at.checked_add(long).ok()
+    });
+    let until = until.filter(|until| *until > view.snapshot.now);
+    let released = released.is_some();
     // Deleted in the end, they may stay as long as their budgets like; unless the node is given back before that.
     let hopeless_counts = !deletes && !view.hopeless.is_empty();
     if !hopeless_counts && !released {
         return Ok(());
     }
+    let mut leaving = BTreeMap::new();
     let refusal = pods.find_map(|pod| {
         let hopeless = || hopeless_counts.then(|| view.hopeless.refuses(pod)).flatten();
-        let blocked = || released.then(|| blocked_now(view.snapshot, pod)).flatten();
+        let blocked = || released.then(|| blocked_now(view.snapshot, pod, &mut leaving, until)).flatten();
         hopeless().or_else(blocked)
     });
     refusal.map_or(Ok(()), Err)
 }
 
-fn blocked_now(snapshot: &Snapshot, pod: &Pod) -> Option<Reason> {
-    let mut budgets = removal::budgets_of(&snapshot.budgets, pod);
-    let (name, budget) = budgets.find(|(_, budget)| pod.ready && budget.allowed <= 0)?;
+/// A budget that does not let `pod` go: after those that are `leaving` with it until then, or at all.
+fn blocked_now<'a>(
+    snapshot: &'a Snapshot,
+    pod: &Pod,
+    leaving: &mut BTreeMap<&'a ObjectName, i32>,
+    until: Option<Timestamp>,
+) -> Option<Reason> {
+    let mut budgets = removal::budgets_of(&snapshot.budgets, pod).filter(|_| pod.ready);
+    let (name, budget) = budgets.find(|(name, budget)| {
+        let before = leaving.entry(name).or_default();
+        *before += 1;
+        budget.allowed < if until.is_some() { *before } else { 1 }
+    })?;
     Some(Reason::BudgetBlocks {
         budget: name.clone(),
         pod: pod.name.clone(),
         healthy: (budget.healthy, budget.desired),
-        until: None,
+        until,
     })
 }
 

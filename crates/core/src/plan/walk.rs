@@ -16,6 +16,7 @@ use super::{PoolStatus, health, leaving, restart, steady, validation};
 use crate::action::{Action, Changes, NodePatch};
 use crate::contract::State;
 use crate::names::RevisionHash;
+use crate::policy::Policy;
 use crate::reason::Reason;
 use crate::snapshot::{Object, SetbackKind};
 use crate::visit::{Cause, Failure, Visit, Walk};
@@ -244,7 +245,10 @@ fn during_visit(
     if let Some(walk) = walk.with_pause(false, now) {
         return Decision::act(Reason::Moving { to: walk.state }, rewrite(view, member, visit, walk));
     }
-    if walk.state.in_flight() && walk.state > State::CordonRequired && !member.node.unschedulable {
+    // Whoever lifts the cordon of a failed node knows what it does; whoever lifts another one that was on it does not.
+    let lost_another = walk.state == State::UpgradeFailed && !visit.holds.cordon;
+    let needs_cordon = lost_another || (walk.state.in_flight() && walk.state > State::CordonRequired);
+    if needs_cordon && !member.node.unschedulable {
         return cordon_again(view, member, visit, walk);
     }
     if let Some(decision) = health::hold_again(view, member, visit, walk) {
@@ -311,7 +315,7 @@ fn failed(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
         return retry(view, member, walk);
     }
     let Some(failure) = &walk.failure else { return Decision::stay(Reason::FailedWithoutRecord) };
-    let replaced = member.pod.is_some_and(|pod| Some(&pod.uid) != failure.pod.as_ref());
+    let replaced = is_replaced(member, failure);
     if replaced && member.sync == Freshness::InSync && member.driver_ready {
         let next = State::ValidationRequired;
         return go(view, member, next, Some(walk.enter(next, now)));
@@ -326,6 +330,19 @@ fn failed(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
         return Decision::act(reason, restart::release_safe_load(view, member));
     }
     Decision::stay(reason)
+}
+
+fn is_replaced(member: &Member<'_>, failure: &Failure) -> bool {
+    member.pod.is_some_and(|pod| Some(&pod.uid) != failure.pod.as_ref())
+}
+
+/// A failed node that was mended goes on without having to start: it takes a slot in this pass.
+pub(super) fn is_mended(policy: &Policy, member: &Member<'_>) -> bool {
+    let failed = member.walk().filter(|walk| walk.state == State::UpgradeFailed);
+    let failure = failed.and_then(|walk| walk.failure.as_ref());
+    failure.is_some_and(|failure| is_replaced(member, failure))
+        && (member.sync, member.driver_ready) == (Freshness::InSync, true)
+        && label_state(policy, member.node) == Ok(State::UpgradeFailed)
 }
 
 /// When a limit on the present state runs out. A new leader gets to try for itself first.

@@ -231,3 +231,93 @@ fn typed<K: Typed>(object: &Arc<Object>) -> Option<Arc<K>> {
     }
     typed.ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::{FutureExt as _, StreamExt as _};
+    use k8s_openapi::api::core::v1::Node;
+    use kube::ResourceExt as _;
+    use kube::api::DynamicObject;
+    use serde_json::json;
+
+    use super::*;
+    use crate::cluster::EPOCH;
+
+    fn nodes(name: &str) -> Target {
+        Target { version: "v1".into(), resource: "nodes".into(), name: name.into(), ..Target::default() }
+    }
+
+    async fn create(inside: &Inside, name: &str) -> kube::Result<Arc<Node>> {
+        inside.write("create", nodes(""), "", json!({"metadata": {"name": name}})).await
+    }
+
+    fn told<K: kube::Resource>(events: &mut (impl Stream<Item = Event<Arc<K>>> + Unpin)) -> Vec<String> {
+        let mut all = Vec::new();
+        while let Some(Some(event)) = events.next().now_or_never() {
+            all.push(match event {
+                Event::Init => "init".to_owned(),
+                Event::InitApply(object) => format!("there {}", object.name_any()),
+                Event::InitDone => "done".to_owned(),
+                Event::Apply(object) => format!("set {}", object.name_any()),
+                Event::Delete(object) => format!("gone {}", object.name_any()),
+            });
+        }
+        all
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_tells_what_is_there_and_what_becomes_of_it() -> kube::Result<()> {
+        let server = ApiServer::new(EPOCH);
+        let inside = server.inside("actor");
+        create(&inside, "a").await?;
+        let mut events = Box::pin(inside.watch::<Node>(&nodes("")));
+        assert_eq!(told(&mut events), ["init", "there a", "done"]);
+        create(&inside, "b").await?;
+        let gone: Option<Arc<Node>> = inside.delete(nodes("a"), json!({})).await?;
+        assert!(gone.is_none());
+        assert_eq!(told(&mut events), ["set b", "gone a"]);
+        create(&inside, "c").await?;
+        server.compact();
+        assert_eq!(told(&mut events), ["init", "there b", "there c", "done"]);
+        create(&inside, "d").await?;
+        assert_eq!(told(&mut events), ["set d"]);
+        Ok(())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_kind_that_is_not_served_has_no_objects_until_it_is() -> kube::Result<()> {
+        let server = ApiServer::new(EPOCH);
+        let inside = server.inside("actor");
+        let things = Target {
+            group: "x.io".into(),
+            version: "v1".into(),
+            resource: "things".into(),
+            ..Target::default()
+        };
+        let mut events = Box::pin(inside.watch::<DynamicObject>(&things));
+        assert_eq!(told(&mut events), ["init", "done"]);
+        let definition = json!({"metadata": {"name": "things.x.io"}, "spec": {"group": "x.io", "scope": "Cluster",
+            "names": {"kind": "Thing", "plural": "things"}, "versions": [{"name": "v1", "served": true,
+            "storage": true, "schema": {"openAPIV3Schema": {"type": "object"}}}]}});
+        let definitions = Target {
+            group: "apiextensions.k8s.io".into(),
+            version: "v1".into(),
+            resource: "customresourcedefinitions".into(),
+            ..Target::default()
+        };
+        inside.write::<DynamicObject>("create", definitions, "", definition).await?;
+        inside.write::<DynamicObject>("create", things, "", json!({"metadata": {"name": "t"}})).await?;
+        sleep(NOT_SERVED_RETRY).await;
+        assert_eq!(told(&mut events), ["init", "there t", "done"]);
+        Ok(())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_are_those_of_the_api() -> kube::Result<()> {
+        let inside = ApiServer::new(EPOCH).inside("actor");
+        create(&inside, "a").await?;
+        let refused = create(&inside, "a").await;
+        assert!(matches!(refused, Err(kube::Error::Api(status)) if status.reason == "AlreadyExists"));
+        Ok(())
+    }
+}

@@ -83,10 +83,20 @@ struct Reference {
 }
 
 impl Line {
+    /// A write that was made, or may have been.
     fn is_change(&self) -> bool {
-        let done = self.response_status["code"].as_u64().is_some_and(|code| (200..300).contains(&code));
         let writes = matches!(self.verb.as_str(), "create" | "update" | "patch" | "delete");
-        self.stage == "ResponseComplete" && done && writes && self.object_ref.is_some()
+        let refused = self.code().is_some_and(|code| (400..500).contains(&code));
+        self.stage == "ResponseComplete" && writes && !refused && self.object_ref.is_some()
+    }
+
+    fn code(&self) -> Option<u64> {
+        self.response_status["code"].as_u64()
+    }
+
+    /// What came of it: whoever did not wait for the answer, or is left out by the log's policy, leaves that open.
+    fn is_known(&self) -> bool {
+        self.code().is_some_and(|code| (200..300).contains(&code)) && !self.response.is_null()
     }
 }
 
@@ -108,6 +118,10 @@ impl Cluster {
         let dot = if api_group.is_empty() { "" } else { "." };
         let place = (format!("{resource}{dot}{api_group}"), namespace.clone(), name(line));
         let before = self.objects.remove(&place);
+        if !line.is_known() {
+            self.forget(line.at, &place);
+            return;
+        }
         let after = after(line, before);
         let slash = if subresource.is_empty() { "" } else { "/" };
         let (asked, body) = (format!("{resource}{slash}{subresource}"), line.request.to_string());
@@ -132,6 +146,12 @@ impl Cluster {
         if let Some(after) = after {
             self.objects.insert(place, after);
         }
+    }
+
+    /// Until it is seen again.
+    fn forget(&mut self, at: Timestamp, (resource, namespace, name): &Place) {
+        let (by, request, after) = (By::Others, None, None);
+        self.world.fold(&Change { at, by, request, resource, namespace, name, after });
     }
 }
 
@@ -169,4 +189,55 @@ fn stays(answer: &Value) -> bool {
     let finalizers = meta["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty());
     let grace = meta["deletionGracePeriodSeconds"].as_i64().unwrap_or(0);
     answer["kind"] != "Status" && meta["deletionTimestamp"].is_string() && (finalizers || grace > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(seconds: u32, user: &str, verb: &str, what: &Value, request: &Value, response: &Value) -> String {
+        json!({
+            "stage": "ResponseComplete", "stageTimestamp": format!("2026-01-01T00:00:{seconds:02}.5Z"), "verb": verb,
+            "user": {"username": user}, "objectRef": what, "responseStatus": {"code": 200},
+            "requestObject": request, "responseObject": response,
+        })
+        .to_string()
+    }
+
+    fn work(version: &str, deletion: &Value) -> Value {
+        let metadata = json!({"name": "work", "uid": "1", "resourceVersion": version,
+            "deletionTimestamp": deletion, "deletionGracePeriodSeconds": 30});
+        json!({"metadata": metadata, "spec": {"nodeName": "a"}})
+    }
+
+    #[test]
+    fn whoever_takes_a_pod_off_a_node_that_is_not_ours_is_found_by_name() {
+        let pod = json!({"resource": "pods", "namespace": "team", "name": "work"});
+        let node = json!({"resource": "nodes", "name": "a"});
+        let pinned = json!({"preconditions": {"uid": "1"}});
+        let node_object = json!({"metadata": {"name": "a", "uid": "2", "resourceVersion": "4"}});
+        let story = |deleter: &str| {
+            // In the order in which they were answered, which is not the order in which they were done.
+            [
+                line(50, deleter, "delete", &pod, &pinned, &work("9", &json!("2026-01-01T00:00:50Z"))),
+                line(2, "scheduler", "create", &pod, &Value::Null, &work("5", &Value::Null)),
+                line(3, "admin", "create", &node, &Value::Null, &node_object),
+                line(
+                    4,
+                    "operator",
+                    "patch",
+                    &json!({"resource": "x", "name": "y"}),
+                    &Value::Null,
+                    &Value::Null,
+                ),
+                "{\"cut off".to_owned(),
+            ]
+            .join("\n")
+        };
+        let found = audit(&story("pitcrew"), |user| user == "pitcrew");
+        let codes: Vec<_> =
+            found.broken.iter().map(|broken| (broken.promise.code(), broken.node.clone())).collect();
+        assert_eq!((found.ours, codes), (1, vec![("S1", Some("a".to_owned()))]));
+        assert!(audit(&story("somebody"), |user| user == "pitcrew").broken.is_empty());
+    }
 }

@@ -182,8 +182,10 @@ fn policy(seed: u64, fleet: &Fleet) -> Option<Value> {
     let on_blocked = pick(&[json!("Wait"), json!("Fail"), json!("Release")]);
     let sentinel = pick(&[json!("Everything"), json!("Quarantine"), json!("Auto"), json!("Off")]);
     let refresh = pick(&[json!("Always"), json!("Visit"), json!("Off")]);
+    let validator = pick(&[json!({"selector": "app=nvidia-operator-validator"}), Value::Null]);
+    let validator = if fleet.validators { validator } else { Value::Null };
     Some(json!({
-        "driver": {"name": "gpu"},
+        "driver": {"name": "gpu", "validator": validator},
         "upgradePolicy": fleet.upgrade_policy,
         "limits": {"driverReady": ready, "validation": "90s", "failureThreshold": "100%",
             "blockedAfter": blocked, "onBlocked": on_blocked},

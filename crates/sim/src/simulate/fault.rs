@@ -41,6 +41,7 @@ faults! {
     StaleView = "stale-view": "A controller does not hear of changes of one kind for a while",
     Duplicates = "duplicates": "A controller hears of everything twice",
     Webhook = "webhook": "A webhook denies all writes to nodes for a while",
+    NoReturn = "no-return": "A webhook denies that nodes are given back for a while",
     Quota = "quota": "A quota denies new driver pods for a while",
     Crash = "crash": "The controller's process dies at one of its requests or between two of them, and comes back",
     Overlap = "overlap": "The leader cannot reach its Lease while all else works; another one takes over",
@@ -69,6 +70,7 @@ faults! {
     Retarget = "retarget": "The version changes again",
     Abort = "abort": "The rollout is aborted, and taken up again",
     Scale = "scale": "Workloads get more or fewer replicas",
+    Latecomer = "latecomer": "A pod takes devices of a node without asking the scheduler, for a while",
     TightBudget = "tight-budget": "A budget allows nothing for a while",
     Quarantine = "quarantine": "A health system quarantines a node and releases it",
 }

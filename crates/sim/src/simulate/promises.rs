@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use pitcrew_core::contract::State;
 use serde_json::Value;
 
+use super::case::is_of;
 use super::world::{By, Change, Node, Pod, Role, World, before};
 
 /// A promise.
@@ -114,10 +115,11 @@ pub enum Step<'a> {
 type Check = fn(&World, &Change<'_>, &Step<'_>) -> Option<String>;
 
 /// All of them.
-pub const SAFETY: [(Promise, Check); 12] = [
+pub const SAFETY: [(Promise, Check); 13] = [
     (Promise::OnlyOwnNodes, only_own_nodes),
     (Promise::OnlyOwnCordon, only_own_cordon),
     (Promise::OnlyProven, only_proven),
+    (Promise::OnlyProven, only_ready_goes_on),
     (Promise::WithinLimits, within_limits),
     (Promise::NobodyOnTheDevice, nobody_on_the_device),
     (Promise::NoLeakedHold, no_leaked_hold),
@@ -179,12 +181,20 @@ fn is_refresh(world: &World, change: &Change<'_>, pod: &Pod, node: Option<&Node>
     pod.role == Role::Daemon && in_service && world.rules_at(change.at).any(|rules| rules.refresh_always)
 }
 
+/// The machine was replaced a moment ago, and its pods go by the name.
+fn is_new(world: &World, change: &Change<'_>, node: Option<&Node>) -> bool {
+    node.is_none_or(|node| node.since >= before(change.at, world.lag))
+}
+
 fn only_own_nodes(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
     let (pod, node) = our_deletion(world, change, step)?;
     let ours = node.is_some_and(|node| node.visit.is_some() && node.cordoned);
     // A person may have uncordoned it a moment ago; the record is ours alone.
     let lately = |node: &Node| node.visit.is_some() && node.cordon_since >= before(change.at, world.lag);
-    let fine = ours || node.is_some_and(lately) || is_refresh(world, change, pod, node);
+    let fine = ours
+        || node.is_some_and(lately)
+        || is_new(world, change, node)
+        || is_refresh(world, change, pod, node);
     (!fine).then(|| {
         format!("pod {} was told to leave {}, which is not ours and cordoned", change.name, pod.node)
     })
@@ -222,6 +232,18 @@ fn only_proven(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<St
     }
 }
 
+/// Nobody looks at a driver that is not even up.
+fn only_ready_goes_on(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (name, node, after) = we_write(change, step)?;
+    let goes_on = (node.recorded(), after.recorded())
+        == (Some(State::PodRestartRequired), Some(State::ValidationRequired));
+    let since = before(change.at, world.lag);
+    let mut drivers = world.pods_on(name).filter(|(_, pod)| pod.role == Role::Driver).peekable();
+    let broken = drivers.peek().is_some()
+        && !drivers.any(|(_, pod)| pod.ready || pod.ready_last.is_some_and(|last| last >= since));
+    (goes_on && broken).then(|| "it went on to its validation, and its driver is not ready".to_owned())
+}
+
 fn within_limits(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
     let (name, node, after) = we_write(change, step)?;
     if node.walks() || after.state() != State::CordonRequired {
@@ -231,11 +253,12 @@ fn within_limits(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<
     let others = world.nodes.iter().filter(|(other, node)| *other != name && node.member);
     let (mut moving, mut out) = (1, 0);
     for (_, other) in others {
-        // What we did is known at once; what others did, a moment later.
+        // What we did is known at once; what others did, a moment later. A node that was out when it started was taken
+        // out by others.
         let walks = other.walks() && (other.adopted_since.is_none() || known(other.adopted_since));
         let ours = other.cordoned_by_us() && other.adopted_since.is_none();
         moving += u64::from(walks);
-        out += usize::from(walks || ours || known(other.out_since));
+        out += usize::from((walks && !other.foreign_cordon) || ours || known(other.out_since));
     }
     let was_in = node.out_since.is_none();
     let members = world.members_at(change.at);
@@ -254,7 +277,11 @@ fn within_limits(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<
 }
 
 fn nobody_on_the_device(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
-    let (driver, _) = our_deletion(world, change, step).filter(|(pod, _)| pod.role == Role::Driver)?;
+    let (driver, node) = our_deletion(world, change, step).filter(|(pod, _)| pod.role == Role::Driver)?;
+    // What is installed stays the same; or it is another machine's by now.
+    if is_of(&driver.image, &world.target) || is_new(world, change, node) {
+        return None;
+    }
     let since = before(change.at, world.lag_of_looks);
     let holds = |pod: &Pod| pod.uses_device && pod.bound_since.is_some_and(|bound| bound < since);
     let ((_, holder), _) = world.pods_on(&driver.node).find(|(_, pod)| holds(pod))?;
@@ -299,20 +326,21 @@ fn stands_still(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<S
         !node.walks() && after.walks() && has_driver(world, change, name)
     };
     let starts = we_write(change, step).is_some_and(starts);
-    let aborted = world.aborted_since.is_some_and(|since| since < before(change.at, world.lag));
+    let aborted = world.aborted_since().is_some_and(|since| since < before(change.at, world.lag));
     (starts && aborted).then(|| "it started although its rollout is aborted".to_owned())
 }
 
 fn only_planned_nodes(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
     let (name, node, after) = we_write(change, step)?;
-    let takes = node.visit.is_none() && after.visit.is_some() && has_driver(world, change, name);
-    let skipped = node.skipped_since.is_some_and(|since| since < before(change.at, world.lag));
-    let why = match (node.member, skipped) {
-        (false, _) => "it has no driver",
-        (true, true) => "it is to be skipped",
-        (true, false) => return None,
-    };
-    takes.then(|| format!("it was taken although {why}"))
+    let driven = has_driver(world, change, name);
+    let takes = node.visit.is_none() && after.visit.is_some() && driven;
+    // The write was pinned to the node as it was, mark and all: there is nothing that we could not know.
+    let starts = node.visit.is_none() && !node.walks() && after.walks() && driven;
+    match (node.member, node.skipped) {
+        (false, _) if takes => Some("it was taken although it has no driver".to_owned()),
+        (true, true) if starts => Some("it was started although it is to be skipped".to_owned()),
+        _ => None,
+    }
 }
 
 fn no_stale_write(_: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
@@ -333,6 +361,7 @@ fn recorded_first(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option
     let (pod, node) = our_deletion(world, change, step)?;
     let state = node.map(Node::state).unwrap_or_default();
     let fine = match pod.role {
+        _ if is_new(world, change, node) => true,
         Role::Driver => state == State::PodRestartRequired,
         Role::Work => matches!(state, State::PodDeletionRequired | State::DrainRequired),
         Role::Validator => state == State::ValidationRequired,

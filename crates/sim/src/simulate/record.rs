@@ -21,6 +21,8 @@ use crate::api::Written;
 
 /// A node may be on its way for so long without anything being seen of it.
 const MOVING_MAX: Duration = Duration::from_mins(1);
+/// Without a pass for so long, there was no leader.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// A promise that was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +70,7 @@ pub(super) struct Book {
     pub(super) changes: u64,
     /// Passes of the planner.
     pub(super) passes: u64,
+    last_pass: Option<Instant>,
     pub(super) faults: BTreeMap<Fault, u64>,
     pub(super) coverage: Coverage,
     /// Transitions that we made, each with how often.
@@ -213,6 +216,11 @@ impl Book {
 
     fn pass(&mut self, now: Timestamp, plan: &Plan) {
         self.passes += 1;
+        // While nobody leads, nobody says anything.
+        let silence = self.last_pass.replace(Instant::now()).is_some_and(|last| last.elapsed() > SILENCE_MAX);
+        if silence {
+            self.verdicts.values_mut().for_each(|verdict| verdict.since = Instant::now());
+        }
         for (name, verdict) in plan.pools.iter().flat_map(|pool| &pool.nodes) {
             let known = self.verdicts.get_mut(name.as_str());
             let same = |known: &&mut Verdict| {
@@ -283,7 +291,7 @@ fn node_words(
         (old.cordoned, new.cordoned, "cordoned", "uncordoned"),
         (old.ready, new.ready, "Ready", "not Ready"),
         (old.shielded, new.shielded, "kept from NVSentinel", "NVSentinel may come back"),
-        (old.skipped_since.is_some(), new.skipped_since.is_some(), "to be skipped", "not to be skipped"),
+        (old.skipped, new.skipped, "to be skipped", "not to be skipped"),
         (old.quarantined, new.quarantined, "in quarantine", "out of quarantine"),
     ] {
         if was != is {

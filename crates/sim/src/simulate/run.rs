@@ -144,15 +144,18 @@ fn requests(api: &ApiServer) -> BTreeMap<String, u64> {
     by_user
 }
 
-/// What controllers asked to be written, done or not. Leases are renewed, and pods may be asked to leave again, for ever.
-fn our_writes(api: &ApiServer) -> u64 {
-    let counts = api.counts().by_request;
-    let ours = counts.iter().filter(|((user, verb, resource), _)| {
-        is_ours(user)
-            && !matches!(*verb, "get" | "list" | "watch")
-            && !matches!(resource.as_str(), "leases" | "pods/eviction")
-    });
-    ours.map(|(_, count)| count).sum()
+/// What controllers asked to be written, done or not, by verb and resource. Leases are renewed for ever, Events are
+/// written once more after a while, and pods may be asked to leave again.
+fn our_writes(api: &ApiServer) -> BTreeMap<(&'static str, String), u64> {
+    let mut ours = BTreeMap::new();
+    for ((user, verb, resource), count) in api.counts().by_request {
+        let writes = !matches!(verb, "get" | "list" | "watch");
+        let counts = !matches!(resource.as_str(), "leases" | "events" | "pods/eviction");
+        if is_ours(&user) && writes && counts {
+            *ours.entry((verb, resource)).or_default() += count;
+        }
+    }
+    ours
 }
 
 fn world(case: &Case) -> World {
@@ -247,10 +250,16 @@ impl Play<'_> {
         sleep(LAST_WORDS).await;
         let before = our_writes(&self.api);
         sleep(REST).await;
-        let writes = our_writes(&self.api) - before;
-        if writes > 0 {
-            let what =
-                format!("{writes} writes within {} s after everything had come to an end", REST.as_secs());
+        let mut writes = our_writes(&self.api);
+        writes.retain(|what, count| before.get(what) != Some(count));
+        if !writes.is_empty() {
+            let writes: Vec<String> =
+                writes.into_iter().map(|((verb, what), _)| format!("{verb} {what}")).collect();
+            let what = format!(
+                "{} within {} s after everything had come to an end",
+                writes.join(", "),
+                REST.as_secs()
+            );
             self.record.break_promise(Promise::ComesToRest, None, what, self.api.now());
         }
         self.break_unsettled("after it had come to an end");

@@ -14,6 +14,8 @@ use super::world::{Node, Role};
 const VISIT_MAX: Duration = Duration::from_mins(12);
 /// Without limits of our own, a driver has so long by default.
 const VISIT_MAX_BY_DEFAULT: Duration = Duration::from_hours(1);
+/// A node that tries again no sooner than this stands still for now.
+const NEXT_TRY_MIN: SignedDuration = SignedDuration::from_mins(3);
 /// A new leader, back-offs, and what was under way.
 const BEFORE_THE_FIRST: Duration = Duration::from_mins(5);
 
@@ -36,7 +38,7 @@ fn missing(book: &Book, name: &str, node: &Node, aborted: bool, now: Timestamp) 
         // It stays out until a person or another version comes.
         State::UpgradeFailed if node.visit.is_none() || node.cordoned || node.opened_by_others => None,
         State::UpgradeFailed => Some("it has failed and is not cordoned".to_owned()),
-        State::UpgradeRequired if node.visit.is_none() => {
+        State::UpgradeRequired => {
             let reason = book.reason(name)?;
             let waits = match reason {
                 Reason::NoSlot { limit: Limit::MaxUnavailable { limit, .. }, .. } => {
@@ -44,6 +46,8 @@ fn missing(book: &Book, name: &str, node: &Node, aborted: bool, now: Timestamp) 
                 }
                 Reason::Aborted { .. } => aborted,
                 Reason::TooManyFailed { limit, .. } => out_for_good(book, name) > *limit,
+                // Given back, it tries again much later.
+                Reason::BudgetBlocks { until: Some(until), .. } => now.duration_until(*until) > NEXT_TRY_MIN,
                 Reason::BudgetBlocks { .. } | Reason::BudgetNever { .. } => out_for_good(book, name) > 0,
                 _ => false,
             };

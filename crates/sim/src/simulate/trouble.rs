@@ -20,7 +20,7 @@ use super::controllers::Controllers;
 use super::fault::Fault;
 use super::weather::Weather;
 use crate::actors::{
-    ClientFault, DRIVER_COMPONENT, DriverFault, Fault as Broken, NAMESPACE, Nodes, OPERANDS,
+    ClientFault, DRIVER_COMPONENT, DriverFault, Fault as Broken, GPU, NAMESPACE, Nodes, OPERANDS,
     quarantined_by_us, released,
 };
 use crate::cluster::Cluster;
@@ -28,6 +28,8 @@ use crate::fleet::Fleet;
 
 /// A foreign finalizer: what it is on does not go.
 const STUCK: &str = "sim.pitcrew.dev/stuck";
+/// What pods that nobody scheduled are called.
+const LATECOMER: &str = "late-";
 
 /// Something that goes wrong, to somebody, for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +102,7 @@ impl Hands<'_> {
             Fault::Compaction => self.weather.compact(self.controllers.user(whom)),
             Fault::StaleView => self.weather.stall(self.controllers.user(whom), whom, until),
             Fault::Duplicates => self.weather.double(self.controllers.user(whom), true),
-            Fault::Webhook | Fault::Quota | Fault::Overlap => self.weather.begin(fault),
+            Fault::Webhook | Fault::NoReturn | Fault::Quota | Fault::Overlap => self.weather.begin(fault),
             Fault::Crash => self.controllers.crash(whom, lasts, self.weather),
             Fault::ClockJump => {
                 self.controllers.set_clocks(SignedDuration::from_secs(i64::from(whom % 600) - 300));
@@ -116,6 +118,7 @@ impl Hands<'_> {
             Fault::Replace | Fault::Remove | Fault::Join => self.move_machine(fault, whom).await?,
             Fault::StuckPod => self.hold_pod(whom).await?,
             Fault::PodDeleted => self.delete_driver(whom).await?,
+            Fault::Latecomer => self.put_latecomer(whom).await?,
             Fault::Scale => self.scale(whom).await?,
             Fault::TightBudget => self.set_budgets(Some(whom)).await?,
             Fault::Pause => self.set_options(json!({"autoUpgrade": false})).await?,
@@ -145,7 +148,7 @@ impl Hands<'_> {
         let Trouble { fault, whom, .. } = trouble;
         match fault {
             Fault::Duplicates => self.weather.double(self.controllers.user(whom), false),
-            Fault::Webhook | Fault::Quota | Fault::Overlap => self.weather.end(fault),
+            Fault::Webhook | Fault::NoReturn | Fault::Quota | Fault::Overlap => self.weather.end(fault),
             Fault::ClockJump => self.controllers.set_clocks(SignedDuration::ZERO),
             Fault::NotReady | Fault::Reboot => {
                 if let Some(node) = self.node(whom).await? {
@@ -163,6 +166,7 @@ impl Hands<'_> {
                 behaviour.drivers.retain(|rule| matches!(rule.nodes, Nodes::OneIn(_)));
             }),
             Fault::StuckPod => self.free_pods().await?,
+            Fault::Latecomer => self.remove_latecomers().await?,
             Fault::TightBudget => self.set_budgets(None).await?,
             Fault::Pause => self.set_options(json!({"autoUpgrade": true})).await?,
             Fault::Abort if !self.case.abort_stays() => self.abort(false).await?,
@@ -185,6 +189,7 @@ impl Hands<'_> {
             behaviour.drivers.retain(|rule| matches!(rule.nodes, Nodes::OneIn(_)));
         });
         self.free_pods().await?;
+        self.remove_latecomers().await?;
         self.set_budgets(None).await?;
         self.unskip().await?;
         self.set_options(self.case.fleet.upgrade_policy.clone()).await?;
@@ -288,6 +293,31 @@ impl Hands<'_> {
             if pod.finalizers().iter().any(|finalizer| finalizer == STUCK) {
                 let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
                 ignore_missing(self.team().patch(&pod.name_any(), &params(), &patch).await)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// On a node that is being upgraded, if there is one.
+    async fn put_latecomer(&self, whom: u32) -> kube::Result<()> {
+        let mut nodes = self.nodes().list(&ListParams::default()).await?.items;
+        let is_closed = |node: &Node| node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true));
+        if nodes.iter().any(is_closed) {
+            nodes.retain(is_closed);
+        }
+        let Some(node) = chosen(&nodes, whom) else { return Ok(()) };
+        let container = json!({"name": "main", "image": "late", "resources": {"limits": {GPU: "1"}}});
+        let spec = json!({"nodeName": node.name_any(), "containers": [container]});
+        let meta = json!({"name": format!("{LATECOMER}{whom}"), "namespace": "team"});
+        let pod = serde_json::from_value(json!({"metadata": meta, "spec": spec}));
+        let pod = pod.map_err(kube::Error::SerdeError)?;
+        ignore_missing(self.team().create(&PostParams::default(), &pod).await)
+    }
+
+    async fn remove_latecomers(&self) -> kube::Result<()> {
+        for pod in self.team().list(&ListParams::default()).await? {
+            if pod.name_any().starts_with(LATECOMER) {
+                ignore_missing(self.team().delete(&pod.name_any(), &DeleteParams::default()).await)?;
             }
         }
         Ok(())

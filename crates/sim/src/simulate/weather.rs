@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use http::StatusCode;
+use pitcrew_core::contract::State;
 use tokio::time::Instant;
 
 use super::case::{Case, draw};
@@ -124,15 +125,17 @@ impl Weather {
     }
 
     fn strike(&self, request: &RequestInfo) -> Option<ApiFault> {
-        let (fault, effect) = self.sky().strike(request)?;
         let node = (request.resource == "nodes").then_some(request.name.as_str());
+        let state = node.and_then(|node| Some(self.record.book().world.nodes.get(node)?.state()));
+        let (fault, effect) = self.sky().strike(request, state)?;
         self.record.hit(fault, node);
         Some(effect)
     }
 }
 
 impl Sky {
-    fn strike(&mut self, request: &RequestInfo) -> Option<(Fault, ApiFault)> {
+    /// What happens to a request, if anything; `state` is where its node stands.
+    fn strike(&mut self, request: &RequestInfo, state: Option<State>) -> Option<(Fault, ApiFault)> {
         let quota = self.lasting.contains(&Fault::Quota);
         if quota && request.user == "daemon-set-controller" && request.resource == "pods" {
             let words = "exceeded quota: gpu-operator, requested: pods=1, used: pods=100, limited: pods=100";
@@ -148,9 +151,13 @@ impl Sky {
             }
             self.leader.clone_from(&request.user);
         }
-        if self.lasting.contains(&Fault::Webhook) && request.resource == "nodes" && request.verb == "patch" {
+        if request.resource == "nodes" && request.verb == "patch" {
             let words = "admission webhook \"nodes.example.com\" denied the request: nodes are frozen";
-            return Some((Fault::Webhook, ApiFault::Denied(words)));
+            let returns = state == Some(State::UncordonRequired);
+            let denied = |fault: &Fault| *fault == Fault::Webhook || (*fault == Fault::NoReturn && returns);
+            if let Some(fault) = self.lasting.iter().copied().find(denied) {
+                return Some((fault, ApiFault::Denied(words)));
+            }
         }
         if write
             && request.resource != "leases"

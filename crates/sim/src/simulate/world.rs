@@ -64,6 +64,8 @@ pub struct Request<'a> {
 pub struct Node {
     /// Its UID.
     pub uid: String,
+    /// Since when there is a node of that name and UID.
+    pub since: Timestamp,
     /// What its label says.
     pub label: State,
     /// The record of the visit.
@@ -82,8 +84,8 @@ pub struct Node {
     pub out_since: Option<Timestamp>,
     /// Since when it has been as cordoned, or not, as it is.
     pub cordon_since: Timestamp,
-    /// Since when it is to be left out.
-    pub skipped_since: Option<Timestamp>,
+    /// It is to be left out.
+    pub skipped: bool,
     /// Since when it has a slot that others gave it, by its label.
     pub adopted_since: Option<Timestamp>,
     /// It is to run the driver.
@@ -145,10 +147,7 @@ impl Node {
                 None => false,
             };
         let out = cordoned || !ready;
-        let skipped = label(SKIP_LABEL) == Some("true");
         let out_since = before.and_then(|before| before.out_since).or(Some(change.at)).filter(|_| out);
-        let skipped_since =
-            before.and_then(|before| before.skipped_since).or(Some(change.at)).filter(|_| skipped);
         let cordon_since =
             before.filter(|before| before.cordoned == cordoned).map_or(change.at, |b| b.cordon_since);
         let labelled: State = label(STATE_LABEL).and_then(|state| state.parse().ok()).unwrap_or_default();
@@ -159,6 +158,7 @@ impl Node {
         };
         let opted_out = |key: &str| label(key) == Some("false");
         Self {
+            since: before.map_or(change.at, |before| before.since),
             uid,
             label: labelled,
             visit,
@@ -169,7 +169,7 @@ impl Node {
             ready,
             out_since,
             cordon_since,
-            skipped_since,
+            skipped: label(SKIP_LABEL) == Some("true"),
             adopted_since,
             member: label(DEPLOY_DRIVER) == Some("true"),
             shielded: opted_out(nvsentinel::OPT_OUT_LABEL) || opted_out(nvsentinel::MANAGED_LABEL),
@@ -320,8 +320,8 @@ pub struct World {
     own_policy: bool,
     /// The driver that is asked for.
     pub target: String,
-    /// Since when rollouts are aborted.
-    pub aborted_since: Option<Timestamp>,
+    /// The rollouts by their numbers: the version, and since when it is aborted.
+    rollouts: BTreeMap<u32, (String, Option<Timestamp>)>,
     /// When nodes left lately.
     left: Vec<Timestamp>,
     /// NVSentinel's circuit breaker is open.
@@ -362,8 +362,10 @@ impl World {
                 self.rule(&object["spec"], &object["spec"]["upgradePolicy"], change.at);
             }
             ("rollouts.pitcrew.dev", Some(object)) => {
-                let aborted = object["spec"]["abort"] == true;
-                self.aborted_since = self.aborted_since.or(Some(change.at)).filter(|_| aborted);
+                let number = change.name.rsplit_once('-').and_then(|(_, number)| number.parse().ok());
+                let (version, since) = self.rollouts.entry(number.unwrap_or_default()).or_default();
+                *version = text(&object["spec"]["version"]);
+                *since = since.or(Some(change.at)).filter(|_| object["spec"]["abort"] == true);
             }
             ("configmaps", Some(object)) if change.name == nvsentinel::BREAKER => {
                 self.breaker_tripped = object["data"]["status"] == nvsentinel::TRIPPED;
@@ -378,6 +380,12 @@ impl World {
         if !self.rules.last().is_some_and(same) {
             self.rules.push(rules);
         }
+    }
+
+    /// Since when the rollout of what is asked for is aborted.
+    pub fn aborted_since(&self) -> Option<Timestamp> {
+        let (version, since) = self.rollouts.last_key_value()?.1;
+        since.filter(|_| *version == self.target)
     }
 
     /// The policies that may be known now: the newest, and those that it replaced only lately.

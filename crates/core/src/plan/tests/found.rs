@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::fixture::*;
-use crate::contract::State;
+use crate::contract::{RELEASED_ANNOTATION, State};
 use crate::names::ObjectName;
 use crate::reason::Reason;
 use crate::snapshot::{Object, Pending};
@@ -67,4 +67,60 @@ fn a_node_does_not_move_on_while_a_pod_of_it_is_being_asked_to_leave() {
     fleet.play();
     assert_eq!(fleet.verdict("n").state, State::UpgradeRequired);
     assert_eq!(fleet.told("evict"), [""; 0]);
+}
+
+#[test]
+fn a_node_whose_first_pod_would_come_back_to_it_is_not_emptied_again_and_again() {
+    let spec = json!({"driver": {"name": "gpu"}, "limits": {"onBlocked": "Release", "blockedAfter": "1m"}});
+    let mut fleet = Fleet::without_policy()
+        .driver_policy("gpu", spec)
+        .with(
+            node("n")
+                .outdated()
+                .annotation(RELEASED_ANNOTATION, &after(0).to_string())
+                .pod(pod("web-1").label("app", "web"))
+                .pod(pod("web-2").label("app", "web")),
+        )
+        .budget("web", 1);
+    for _ in 0..3 {
+        fleet.step();
+    }
+    assert_eq!(fleet.told("evict"), [""; 0]);
+    assert!(matches!(fleet.verdict("n").reason, Reason::BudgetBlocks { until: Some(_), .. }));
+    // Nobody can know whether there is another place for it by now: after a while it is tried.
+    fleet.wait(600);
+    fleet.step();
+    fleet.step();
+    assert_eq!(fleet.told("-> cordon-required").len(), 1, "{}", fleet.screen());
+}
+
+#[test]
+fn a_failed_node_that_was_mended_takes_the_slot_that_another_one_would_have_got() {
+    let options = json!({"maxParallelUpgrades": 1, "maxUnavailable": "100%"});
+    let mut fleet = Fleet::new()
+        .policy(options)
+        .with(node("bad").at(State::UpgradeFailed))
+        .with(node("next").outdated().labelled(State::UpgradeRequired));
+    let driver = fleet.driver_mut("bad");
+    (driver.uid, driver.ready) = ("another".into(), true);
+    fleet.step();
+    assert_eq!(fleet.verdict("bad").state, State::ValidationRequired, "{}", fleet.screen());
+    assert_eq!(fleet.told("next -> cordon-required").len(), 0);
+}
+
+#[test]
+fn a_failed_node_stays_out_of_service_when_the_cordon_of_somebody_else_is_lifted() {
+    let failed = || node("n").at(State::UpgradeFailed);
+    let mut fleet = Fleet::new().with(failed());
+    fleet.snapshot.nodes.get_mut("n").unwrap().unschedulable = false;
+    fleet.play();
+    assert!(!fleet.snapshot.nodes["n"].unschedulable, "our own: somebody wants it so");
+    let mut fleet = Fleet::new().with(failed());
+    let node = fleet.snapshot.nodes.get_mut("n").unwrap();
+    node.unschedulable = false;
+    if let Some(Ok(visit)) = &mut node.visit {
+        visit.holds.cordon = false;
+    }
+    fleet.play();
+    assert!(fleet.snapshot.nodes["n"].unschedulable);
 }

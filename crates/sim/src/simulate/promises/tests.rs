@@ -211,6 +211,20 @@ fn a_node_is_given_back_only_with_a_driver_that_is_ready() {
 }
 
 #[test]
+fn only_a_driver_that_is_ready_is_validated() {
+    let mut scene = Scene::new(&one_at_a_time());
+    scene.fold_by(By::Us, "nodes", "a", &node_in("pod-restart-required", true, Some(true)));
+    let validated = node_in("validation-required", true, Some(true));
+    assert!(scene.we_patch_node("a", &validated).is_empty());
+    scene.fold_by(By::Us, "nodes", "a", &node_in("pod-restart-required", true, Some(true)));
+    let mut broken = pod("a", "driver");
+    broken["status"]["conditions"][0]["status"] = json!("False");
+    scene.fold("pods", "driver-a", &broken);
+    scene.later(10);
+    assert_eq!(scene.we_patch_node("a", &validated), ["S2"]);
+}
+
+#[test]
 fn a_pause_is_obeyed() {
     let mut scene = Scene::new(&one_at_a_time());
     let paused = json!({"spec": {"upgradePolicy": {"autoUpgrade": false, "maxUnavailable": 1}}});
@@ -233,10 +247,9 @@ fn nodes_to_be_skipped_are_left_alone() {
     let mut skipped = node_in("upgrade-required", false, None);
     skipped["metadata"]["labels"]["nvidia.com/gpu-driver-upgrade.skip"] = json!("true");
     scene.fold("nodes", "a", &skipped);
-    scene.later(10);
-    let mut taken = node_in("wait-for-jobs-required", true, Some(true));
-    taken["metadata"]["labels"]["nvidia.com/gpu-driver-upgrade.skip"] = json!("true");
-    assert!(scene.we_patch_node("a", &taken).contains(&"S10"));
+    let mut started = node_in("cordon-required", false, None);
+    started["metadata"]["labels"]["nvidia.com/gpu-driver-upgrade.skip"] = json!("true");
+    assert_eq!(scene.we_patch_node("a", &started), ["S10"]);
 }
 
 #[test]
