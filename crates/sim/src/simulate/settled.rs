@@ -56,7 +56,9 @@ fn missing(book: &Book, name: &str, node: &Node, aborted: bool, now: Timestamp) 
         // It joined with a driver that does not come up: that is told, and not ours to mend.
         State::Unknown if matches!(book.reason(name), Some(Reason::DriverNotReady { .. })) => None,
         // Nobody knows when a budget allows it, as long as others are out.
-        _ if matches!(book.reason(name), Some(Reason::BudgetBlocks { .. } | Reason::BudgetNever { .. }))
+        _ if let Some(reason @ (Reason::BudgetBlocks { .. } | Reason::BudgetNever { .. })) =
+            book.reason(name)
+            && reason.until().is_none_or(|until| now.duration_until(until) > NEXT_TRY_MIN)
             && out_for_good(book, name) > 0 =>
         {
             None

@@ -316,8 +316,10 @@ pub struct World {
     pub pods: BTreeMap<Key, Pod>,
     /// The policy, and those before it that somebody may still go by.
     pub rules: Vec<Rules>,
-    /// Whether a DriverPolicy states it.
-    own_policy: bool,
+    /// What a DriverPolicy states of it, …
+    policy: Value,
+    /// … and what the ClusterPolicy says where that is silent.
+    inherited: Value,
     /// The driver that is asked for.
     pub target: String,
     /// The rollouts by their numbers: the version, and since when it is aborted.
@@ -353,13 +355,12 @@ impl World {
             ("clusterpolicies.nvidia.com", Some(object)) => {
                 let driver = &object["spec"]["driver"];
                 self.target = text(&driver["version"]);
-                if !self.own_policy {
-                    self.rule(&object["spec"], &driver["upgradePolicy"], change.at);
-                }
+                self.inherited = driver["upgradePolicy"].clone();
+                self.rule(change.at);
             }
             ("driverpolicies.pitcrew.dev", Some(object)) => {
-                self.own_policy = true;
-                self.rule(&object["spec"], &object["spec"]["upgradePolicy"], change.at);
+                self.policy = object["spec"].clone();
+                self.rule(change.at);
             }
             ("rollouts.pitcrew.dev", Some(object)) => {
                 let number = change.name.rsplit_once('-').and_then(|(_, number)| number.parse().ok());
@@ -374,8 +375,12 @@ impl World {
         }
     }
 
-    fn rule(&mut self, spec: &Value, upgrade: &Value, at: Timestamp) {
-        let Some(rules) = Rules::read(spec, upgrade, at) else { return };
+    fn rule(&mut self, at: Timestamp) {
+        let mut upgrade = self.inherited.clone();
+        if let Some(own) = self.policy.get("upgradePolicy") {
+            json_patch::merge(&mut upgrade, own);
+        }
+        let Some(rules) = Rules::read(&self.policy, &upgrade, at) else { return };
         let same = |last: &Rules| Rules { since: at, ..last.clone() } == rules;
         if !self.rules.last().is_some_and(same) {
             self.rules.push(rules);
