@@ -164,7 +164,9 @@ async fn tripped(stage: &mut Stage) -> Outcome {
     let set = |status: &str| json!({"data": {"status": status}});
     stage.patch::<ConfigMap>(nvsentinel::NAMESPACE, nvsentinel::BREAKER, set(nvsentinel::TRIPPED)).await?;
     stage.set_version(NEW).await?;
-    stage.until_reason("gpu-01", "circuit breaker has tripped").await?;
+    for node in ["gpu-01", "gpu-02"] {
+        stage.until_reason(node, "circuit breaker has tripped").await?;
+    }
     stage.stands_still_for(Duration::from_secs(3)).await?;
     must(stage.scene().cordoned.is_empty(), || "a node was taken out".to_owned())?;
     stage.patch::<ConfigMap>(nvsentinel::NAMESPACE, nvsentinel::BREAKER, set("CLOSED")).await?;
