@@ -89,7 +89,7 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "a node that a person uncordons is not cordoned again",
         file: "crates/core/src/plan/walk.rs",
-        from: "walk.state.in_flight() && walk.state > State::CordonRequired && !member.node.unschedulable",
+        from: "needs_cordon && !member.node.unschedulable",
         to: "false",
     },
     Mutation {

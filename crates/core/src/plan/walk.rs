@@ -79,7 +79,7 @@ pub(super) fn decide(
 }
 
 /// A pod of this node was asked to leave, and nobody has answered. It is asked because of where the node stands, and may
-/// hear of it only after the node has moved on, or was given back. An answer takes no longer than a call may.
+/// hear of it only after the node has moved on, or was given back. An answer takes no longer than a call and its turn.
 fn pods_are_asked(view: &View<'_>, member: &Member<'_>) -> bool {
     let mut under_way = view.snapshot.in_flight.iter();
     under_way.any(|(object, pending)| {
