@@ -57,7 +57,7 @@ impl Figures {
             changes_checked: total.changes,
             faults: total.faults.iter().map(|(fault, count)| (fault.name(), *count)).collect(),
             states_and_faults_met: total.coverage.len(),
-            states_and_faults: Total::pairs(),
+            states_and_faults: Total::pairs().count(),
             transitions: total
                 .transitions
                 .iter()
@@ -116,8 +116,10 @@ pub(super) fn summary(figures: &Figures, total: &Total, colours: bool) -> String
     }
     text.push('\n');
     for state in State::ALL {
-        let missing: Vec<&str> =
-            Fault::ALL.iter().filter(|f| !total.coverage.contains(&(state, **f))).map(|f| f.name()).collect();
+        let missing: Vec<&str> = Total::pairs()
+            .filter(|pair| pair.0 == state && !total.coverage.contains(pair))
+            .map(|(_, fault)| fault.name())
+            .collect();
         if !missing.is_empty() && missing.len() < 6 && figures.seeds >= 1000 {
             let _ = writeln!(text, "  never met in {state}: {}", missing.join(", "));
         }

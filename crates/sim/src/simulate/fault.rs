@@ -76,6 +76,11 @@ faults! {
 }
 
 impl Fault {
+    /// Whether it is there from the beginning to the end, and so meets a node in no state more than in another.
+    pub fn is_standing(self) -> bool {
+        self == Fault::OneInSix
+    }
+
     /// Whether it can make a controller learn of things late.
     pub fn delays_news(self) -> bool {
         matches!(

@@ -56,8 +56,9 @@ impl Total {
     }
 
     /// Pairs of a state and a fault that can meet: every fault, wherever a node can be.
-    pub fn pairs() -> usize {
-        State::ALL.len() * Fault::ALL.len()
+    pub fn pairs() -> impl Iterator<Item = (State, Fault)> {
+        let faults = || Fault::ALL.iter().copied().filter(|fault| !fault.is_standing());
+        State::ALL.into_iter().flat_map(move |state| faults().map(move |fault| (state, fault)))
     }
 }
 

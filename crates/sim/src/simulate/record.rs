@@ -142,10 +142,15 @@ impl Record {
         self.broken.notify_one();
     }
 
+    /// A fault happened.
+    pub(super) fn count(&self, fault: Fault) {
+        *self.book().faults.entry(fault).or_default() += 1;
+    }
+
     /// A fault hit a request about a node, or everybody.
     pub(super) fn hit(&self, fault: Fault, node: Option<&str>) {
+        self.count(fault);
         let mut book = self.book();
-        *book.faults.entry(fault).or_default() += 1;
         let state = |node: &str| book.world.nodes.get(node).map(super::world::Node::state);
         let states: BTreeSet<State> = match node {
             Some(node) => state(node).into_iter().collect(),

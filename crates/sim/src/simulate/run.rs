@@ -222,6 +222,9 @@ impl Play<'_> {
             match cue {
                 Cue::AskForVersion => {
                     self.note("a new version is asked for");
+                    for fault in self.case.faults.iter().filter(|fault| fault.is_standing()) {
+                        self.record.count(*fault);
+                    }
                     self.cluster.set_driver_version(TO).await?;
                 }
                 Cue::Begin(trouble) => {

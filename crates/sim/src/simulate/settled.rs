@@ -72,10 +72,18 @@ fn missing(book: &Book, name: &str, node: &Node, aborted: bool, now: Timestamp) 
     }
 }
 
-/// Nodes that nobody will bring back: failed, or cordoned by a person.
+/// Nodes that nobody will bring back: failed, or cordoned by a person. NVSentinel gives back a node that is well.
 fn out_for_good(book: &Book, but: &str) -> usize {
+    let stays_out = |name: &str, node: &Node| match node.state() {
+        State::UpgradeFailed => true,
+        _ => node.foreign_cordon && !(node.quarantined && has_ready_driver(book, name)),
+    };
     let nodes = book.world.nodes.iter().filter(|(name, node)| *name != but && node.member);
-    nodes.filter(|(_, node)| node.state() == State::UpgradeFailed || node.foreign_cordon).count()
+    nodes.filter(|(name, node)| stays_out(name, node)).count()
+}
+
+fn has_ready_driver(book: &Book, node: &str) -> bool {
+    book.world.pods_on(node).any(|(_, pod)| pod.role == Role::Driver && pod.ready)
 }
 
 fn not_done(book: &Book, name: &str, node: &Node) -> Option<String> {
