@@ -172,9 +172,9 @@ const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "NVSentinel is kept off for ever",
-        file: "crates/core/src/plan/cordon.rs",
-        from: "health::release(node, patch)",
-        to: "()",
+        file: "crates/core/src/plan/health.rs",
+        from: "if hold.stands(node)",
+        to: "if !MUTATED && hold.stands(node)",
     },
     Mutation {
         name: "autoscalers are kept off for ever",

@@ -62,7 +62,7 @@ use http_body_util::BodyExt as _;
 use kube::client::Body;
 use reply::{Failure, Reply};
 use request::Options;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -80,6 +80,7 @@ pub struct ApiServer {
     clock: Clock,
     counts: Arc<Mutex<Counts>>,
     hooks: Arc<Mutex<BTreeMap<&'static str, Hook>>>,
+    under_way: UnderWay,
 }
 
 /// What happens to a request instead of, or before, being served.
@@ -103,6 +104,8 @@ pub enum Fault {
 pub struct Counts {
     /// By user, verb and resource, named as in the audit log.
     pub by_request: BTreeMap<(String, &'static str, String), u64>,
+    /// By user: the first write to an object that came before the one before it was answered.
+    pub overlapping: BTreeMap<String, String>,
 }
 
 impl Counts {
@@ -128,7 +131,7 @@ impl ApiServer {
     pub fn new(epoch: jiff::Timestamp) -> Self {
         let clock = Clock::start_at(epoch);
         let store = Arc::new(Mutex::new(Store::new(clock)));
-        Self { store, clock, counts: Arc::default(), hooks: Arc::default() }
+        Self { store, clock, counts: Arc::default(), hooks: Arc::default(), under_way: Arc::default() }
     }
 
     /// A client for the programs under test, counted as `user`. Must be called inside a tokio runtime.
@@ -195,12 +198,28 @@ impl ApiServer {
         *lock(&self.counts).by_request.entry(key).or_default() += 1;
     }
 
+    /// Held while a write is under way; notes if another one by the same user, to the same object, is.
+    fn writing(&self, info: &RequestInfo) -> Option<Writing> {
+        if info.name.is_empty() || matches!(info.verb, "get" | "list" | "watch") {
+            return None;
+        }
+        let RequestInfo { user, verb, resource, namespace, name, .. } = info;
+        let object = [user, resource, namespace, name].map(String::clone);
+        if !lock(&self.under_way).insert(object.clone()) {
+            let what = format!("{verb} {resource} {name}");
+            lock(&self.counts).overlapping.entry(user.clone()).or_insert(what);
+            return None;
+        }
+        Some(Writing { under_way: self.under_way.clone(), object })
+    }
+
     async fn handle(self, user: Arc<str>, request: Request<Body>) -> Result<Reply, BoxError> {
         let (parts, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
         let options = Options::parse(parts.uri.query());
         let info = RequestInfo::parse(&user, &parts, &options);
         self.count(&info);
+        let _writing = self.writing(&info);
         let fault = self.fault(&info);
         let serve = || route::serve(&self.store, info, options, &parts, body).unwrap_or_else(Into::into);
         self.suffer(fault, serve, Into::into).await
@@ -243,6 +262,21 @@ impl fmt::Debug for ApiServer {
 /// A poisoned lock is still the only copy of the cluster; the panic that poisoned it has failed its own test.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Objects that are being written, each with who writes it.
+type UnderWay = Arc<Mutex<BTreeSet<[String; 4]>>>;
+
+/// A write that has not been answered.
+struct Writing {
+    under_way: UnderWay,
+    object: [String; 4],
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        lock(&self.under_way).remove(&self.object);
+    }
 }
 
 /// One client's way to the server.

@@ -42,6 +42,8 @@ pub enum Promise {
     RecordedFirst,
     /// The walk of `docs/walk.md`.
     DocumentedWalk,
+    /// S14.
+    OneAtATime,
     /// L1, L2 and L4.
     ComesToAnEnd,
     /// L3.
@@ -69,6 +71,7 @@ impl Promise {
             Promise::NoStaleWrite => "S11",
             Promise::RecordedFirst => "S12",
             Promise::DocumentedWalk => "S13",
+            Promise::OneAtATime => "S14",
             Promise::ComesToAnEnd => "L1",
             Promise::ComesToRest => "L3",
             Promise::SaysWhy => "L5",
@@ -93,6 +96,7 @@ impl fmt::Display for Promise {
             Promise::NoStaleWrite => "every write is pinned to what was seen",
             Promise::RecordedFirst => "every action is in the record before it is done",
             Promise::DocumentedWalk => "nodes walk as documented",
+            Promise::OneAtATime => "an object is written by one action at a time",
             Promise::ComesToAnEnd => "every node comes to an end once faults stop",
             Promise::ComesToRest => "then nothing is written any more",
             Promise::SaysWhy => "a node that stands still has a reason",
@@ -218,30 +222,38 @@ fn only_proven(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<St
     let node = we_uncordon(change, step).filter(|node| node.state() == State::UncordonRequired)?;
     let Step::Node(name, ..) = step else { return None };
     debug_assert!(node.visit.is_some());
-    let lately = |pod: &Pod| pod.ready_last.is_some_and(|last| last >= before(change.at, world.lag));
-    let recently = |pod: &Pod| pod.ready || lately(pod);
-    let ready = |role: Role| {
-        let mut pods = world.pods_on(name).filter(|(_, pod)| pod.role == role).peekable();
-        (pods.peek().is_some(), pods.any(|(_, pod)| recently(pod)))
-    };
-    match (ready(Role::Driver), ready(Role::Validator)) {
-        ((true, false), _) => Some("it was given back, and its driver is not ready".to_owned()),
-        (_, (true, false)) => Some("it was given back, and its validator is not ready".to_owned()),
-        // Ready, or gone a moment ago.
-        _ => None,
+    match () {
+        // That stands on the node itself, and the write is pinned to it.
+        () if !node.ready => Some("it was given back, and is not Ready".to_owned()),
+        () if broken(world, name, Role::Driver, change.at) => {
+            Some("it was given back, and its driver is not ready".to_owned())
+        }
+        () if broken(world, name, Role::Validator, change.at) => {
+            Some("it was given back, and its validator is not ready".to_owned())
+        }
+        () => None,
     }
 }
 
-/// Nobody looks at a driver that is not even up.
+/// Nobody looks at a driver that is not even up, and nobody goes on that has not been looked at.
 fn only_ready_goes_on(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
     let (name, node, after) = we_write(change, step)?;
-    let goes_on = (node.recorded(), after.recorded())
-        == (Some(State::PodRestartRequired), Some(State::ValidationRequired));
-    let since = before(change.at, world.lag);
-    let mut drivers = world.pods_on(name).filter(|(_, pod)| pod.role == Role::Driver).peekable();
-    let broken = drivers.peek().is_some()
-        && !drivers.any(|(_, pod)| pod.ready || pod.ready_last.is_some_and(|last| last >= since));
-    (goes_on && broken).then(|| "it went on to its validation, and its driver is not ready".to_owned())
+    let validated = || world.rules_at(change.at).all(|rules| rules.validates);
+    let (role, whose) = match (node.recorded()?, after.recorded()?) {
+        (State::PodRestartRequired, State::ValidationRequired) => (Role::Driver, "driver"),
+        (State::ValidationRequired, State::UncordonRequired) if validated() => (Role::Validator, "validator"),
+        _ => return None,
+    };
+    let to = after.state();
+    broken(world, name, role, change.at).then(|| format!("it went on to {to}, and its {whose} is not ready"))
+}
+
+/// There is such a pod on the node, and none that is ready or was a moment ago.
+fn broken(world: &World, node: &str, role: Role, at: Timestamp) -> bool {
+    let since = before(at, world.lag);
+    let recently = |pod: &Pod| pod.ready || pod.ready_last.is_some_and(|last| last >= since);
+    let mut pods = world.pods_on(node).filter(|(_, pod)| pod.role == role).peekable();
+    pods.peek().is_some() && !pods.any(|(_, pod)| recently(pod))
 }
 
 fn within_limits(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {

@@ -119,6 +119,10 @@ async fn play(case: &Case, keep_trace: bool) -> Result<Run, RunError> {
         let what = format!("{dropped} planned actions were dropped");
         record.break_promise(Promise::PlansKeepThem, None, what, play.api.now());
     }
+    if let Some((_, what)) = play.api.counts().overlapping.iter().find(|(user, _)| is_ours(user)) {
+        let what = format!("{what}, before the write to it that was under way was answered");
+        record.break_promise(Promise::OneAtATime, None, what, play.api.now());
+    }
     let mut book = record.book();
     Ok(Run {
         seed: case.seed,
@@ -162,7 +166,8 @@ fn world(case: &Case) -> World {
     let delayed = case.delays_news();
     let mut world = World::default();
     world.lag = if delayed { LAG_OF_DELAYED_NEWS } else { LAG };
-    world.lag_of_looks = if delayed { LAG_OF_SLOW_LOOKS } else { SignedDuration::ZERO };
+    // A look goes to the API itself, so that it is late only where calls are slow.
+    world.lag_of_looks = if case.has(Fault::SlowCall) { LAG_OF_SLOW_LOOKS } else { SignedDuration::ZERO };
     world
 }
 

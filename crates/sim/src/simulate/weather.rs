@@ -19,9 +19,10 @@ use crate::api::{ApiServer, Fault as ApiFault, RequestInfo};
 const NEVER: Duration = Duration::from_hours(100);
 /// Longer than a controller waits for an answer.
 const TOO_LATE: Duration = Duration::from_secs(6);
-/// What can be kept from a controller.
-const STALLED: [&str; 6] = [
+/// What can be kept from a controller; pods twice, since most depends on them.
+const STALLED: [&str; 7] = [
     "nodes",
+    "pods",
     "pods",
     "daemonsets.apps",
     "controllerrevisions.apps",

@@ -269,6 +269,7 @@ fn text(value: &Value) -> String {
 
 /// What the policy allows.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 pub struct Rules {
     /// It is in force since then.
     pub since: Timestamp,
@@ -282,6 +283,8 @@ pub struct Rules {
     pub may_delete: bool,
     /// Stale clients may be replaced on nodes in service.
     pub refresh_always: bool,
+    /// The operator's validators have to prove a driver before a node goes on.
+    pub validates: bool,
 }
 
 impl Rules {
@@ -300,6 +303,8 @@ impl Rules {
             may_delete: deletes("podDeletion") || deletes("gpuPodDeletion") || deletes("drain"),
             refresh_always: serde_json::from_value(spec["clients"]["refresh"].clone())
                 .is_ok_and(|refresh: Refresh| refresh == Refresh::Always),
+            validates: spec.is_null()
+                || spec["driver"]["validator"]["selector"] == "app=nvidia-operator-validator",
         })
     }
 }
