@@ -226,6 +226,12 @@ impl Book {
         if silence {
             self.verdicts.values_mut().for_each(|verdict| verdict.since = Instant::now());
         }
+        // A policy that cannot be read has no nodes, and nobody says anything about them until it is mended.
+        let spoken_of = plan.pools.iter().map(|pool| pool.nodes.len()).sum::<usize>();
+        if spoken_of < self.verdicts.len() {
+            let named = |name: &str| plan.pools.iter().any(|pool| pool.nodes.contains_key(name));
+            self.verdicts.retain(|name, _| named(name));
+        }
         for (name, verdict) in plan.pools.iter().flat_map(|pool| &pool.nodes) {
             let known = self.verdicts.get_mut(name.as_str());
             let same = |known: &&mut Verdict| {

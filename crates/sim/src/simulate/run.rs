@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use kube::Api;
 use kube::api::PostParams;
 use pitcrew_controller::Clock;
@@ -250,10 +250,11 @@ impl Play<'_> {
         // What was under way ends first, and news that were held up arrive.
         sleep(if self.case.delays_news() { AFTER_DELAYED_NEWS } else { LOOK_EVERY }).await;
         let Ok(ended) = timeout(bound, self.until_settled(weather)).await else {
-            self.break_unsettled(&format!("after {} min", bound.as_secs() / 60));
+            self.break_unsettled(&format!("after {} min", bound.as_secs() / 60), self.api.now());
             return Ok(());
         };
         ended?;
+        let settled_at = self.api.now();
         self.note("every node has come to an end");
         sleep(LAST_WORDS).await;
         let before = our_writes(&self.api);
@@ -270,7 +271,8 @@ impl Play<'_> {
             );
             self.record.break_promise(Promise::ComesToRest, None, what, self.api.now());
         }
-        self.break_unsettled("after it had come to an end");
+        // By the time at which they had: a node that tries again much later has come nearer to it meanwhile.
+        self.break_unsettled("after it had come to an end", settled_at);
         if self.controllers.any_ended() {
             self.record.broken("a controller ended by itself");
         }
@@ -283,18 +285,18 @@ impl Play<'_> {
         while quiet < 3 {
             sleep(LOOK_EVERY).await;
             self.hands(weather).close_breaker().await?;
-            let settled = self.unsettled().is_empty();
+            let settled = self.unsettled(self.api.now()).is_empty();
             quiet = if settled { quiet + 1 } else { 0 };
         }
         Ok(())
     }
 
-    fn unsettled(&self) -> Vec<(String, String)> {
-        settled::unsettled(&self.record.book(), self.case.abort_stays(), self.api.now())
+    fn unsettled(&self, now: Timestamp) -> Vec<(String, String)> {
+        settled::unsettled(&self.record.book(), self.case.abort_stays(), now)
     }
 
-    fn break_unsettled(&self, when: &str) {
-        if let Some((node, what)) = self.unsettled().into_iter().next() {
+    fn break_unsettled(&self, when: &str, now: Timestamp) {
+        if let Some((node, what)) = self.unsettled(now).into_iter().next() {
             let at = self.api.now();
             self.record.break_promise(Promise::ComesToAnEnd, Some(node), format!("{when}, {what}"), at);
         }
