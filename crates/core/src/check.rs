@@ -14,7 +14,7 @@ use crate::health::Shield;
 use crate::names::{NodeName, PoolName};
 use crate::plan::{Plan, PoolPlan, PoolStatus, uses_device};
 use crate::policy::{self, Policy, Pool};
-use crate::snapshot::{Node, Object, Pod, Snapshot};
+use crate::snapshot::{Node, Object, Pod, SetbackKind, Snapshot};
 use crate::visit::{Visit, Walk};
 
 /// A promise that an action would break.
@@ -235,7 +235,8 @@ fn beyond_limits(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[
     broken
 }
 
-/// Between slot and release, as far as the record, the label or a write under way says so.
+/// Between slot and release, as far as the record, the label or a write under way says so. A write whose outcome is not
+/// known may have been a start.
 fn is_walking(snapshot: &Snapshot, policy: &Policy, name: &NodeName, node: &Node) -> bool {
     let visit = node.visit.as_ref().and_then(|visit| visit.as_ref().ok());
     let recorded = visit.and_then(|visit| visit.drivers.get(&policy.driver)).map(|walk| walk.state);
@@ -244,8 +245,15 @@ fn is_walking(snapshot: &Snapshot, policy: &Policy, name: &NodeName, node: &Node
         let pending = snapshot.in_flight.get(&Object::Node(name.clone()))?;
         pending.moving_to.as_ref().filter(|(driver, _)| *driver == policy.driver).map(|(_, state)| *state)
     };
+    let unknown = || {
+        let setback = snapshot.setbacks.get(&Object::Node(name.clone()));
+        setback.is_some_and(|s| s.kind == SetbackKind::Stale && s.seen >= node.version)
+    };
     let walks = |state: Option<State>| state.is_some_and(State::in_flight);
-    walks(recorded.or_else(labelled)) || (!snapshot.in_flight.is_empty() && walks(sent()))
+    let stands = recorded.or_else(labelled);
+    walks(stands)
+        || (!snapshot.in_flight.is_empty() && walks(sent()))
+        || (!snapshot.setbacks.is_empty() && stands == Some(State::UpgradeRequired) && unknown())
 }
 
 /// The pool's nodes. Both maps are in order of names, so one walk over them is enough.

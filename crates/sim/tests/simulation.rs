@@ -78,3 +78,9 @@ fn a_clock_that_is_set_back_does_not_put_off_what_is_tried_again() {
 fn a_driver_restarts_in_place_only_if_the_template_of_this_moment_installs_nothing() {
     keeps_its_promises(745, &Wish::default());
 }
+
+/// The answer to a start was lost; another node came to stand before it in the line, and both were out.
+#[test]
+fn a_node_that_may_have_started_keeps_its_slot() {
+    keeps_its_promises(5876, &Wish::default());
+}

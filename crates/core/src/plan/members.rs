@@ -142,8 +142,14 @@ impl<'a> Member<'a> {
         (*driver == policy.driver).then_some(*state)
     }
 
-    /// A node that the API lets nobody write must not keep a slot from the others. One whose write has an unknown
-    /// outcome keeps its slot until that is known: it may have started.
+    /// The outcome of the last write to it is not known: it keeps a slot until it is, whoever comes before it in the line.
+    pub(super) fn may_have_started(&self) -> bool {
+        let unknown =
+            |setback: &Setback| setback.kind == SetbackKind::Stale && self.node.version <= setback.seen;
+        self.state() == State::UpgradeRequired && self.setback.is_some_and(unknown)
+    }
+
+    /// A node that the API lets nobody write must not keep a slot from the others.
     pub(super) fn refuses(&self, now: Timestamp) -> bool {
         self.setback.is_some_and(|s| matches!(s.kind, SetbackKind::Error(_)) && s.retry_at > now)
     }

@@ -300,14 +300,15 @@ fn muster<'a>(
     for (index, mut member) in members(view, daemon_sets).enumerate() {
         let pending = member.moving_to(policy);
         let mended = *status == PoolStatus::Active && walk::is_mended(policy, &member);
-        let moving = member.state().in_flight() || pending.is_some_and(State::in_flight) || mended;
+        let unsure = member.may_have_started();
+        let moving = member.state().in_flight() || pending.is_some_and(State::in_flight) || mended || unsure;
         let out = member.node.is_out() || moving;
         // Of those out, the ones on a visit are ours; all others were taken out by somebody else.
         ledger.count(member.name, moving, out, out && !moving && member.walk().is_none());
         ledger.failed += usize::from(member.state() == State::UpgradeFailed);
         let claimed = claims.contains_key(&(&view.pool.driver, member.name));
         let refuses = member.refuses(view.snapshot.now);
-        let ready = *status == PoolStatus::Active && !claimed && pending.is_none() && !refuses;
+        let ready = *status == PoolStatus::Active && !claimed && pending.is_none() && !refuses && !unsure;
         unmarked += usize::from(!refuses && !claimed && member.is_about_to_be_marked());
         if ready && member.state() == State::UpgradeRequired {
             match may_start(view, &member) {

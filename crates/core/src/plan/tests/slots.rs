@@ -168,3 +168,15 @@ fn a_whole_fleet_walks_one_after_the_other() {
     assert_eq!(order, ["gpu-1", "gpu-3", "gpu-2"], "the node with work on it goes last");
     assert_eq!(fleet.told("evict"), ["gpu-2 evict work/train"], "pods that do not use the device stay");
 }
+
+/// Found by the simulation (seed 5876): the answer to a start was lost, another node came to stand before it in the line,
+/// and both were out.
+#[test]
+fn a_node_that_may_have_started_keeps_its_slot() {
+    let mut fleet = outdated(3, json!({"maxParallelUpgrades": 0, "maxUnavailable": 1}));
+    fleet.setback(Object::Node("gpu-2".into()), SetbackKind::Stale, after(5));
+    assert_eq!(starts(&fleet), [""; 0]);
+    assert_eq!(fleet.why("gpu-1"), "next slot; 1 of at most 1 nodes are out (maxUnavailable)");
+    fleet.snapshot.setbacks.clear();
+    assert_eq!(starts(&fleet), ["gpu-1"]);
+}
