@@ -110,9 +110,9 @@ impl<'a> Stages<'a> {
         let mut wake_at: Option<Timestamp> = None;
         let frontier = self.frontier();
         let stages = self.stages.iter().enumerate().map(|(index, stage)| {
-            let nodes =
-                || members.iter().enumerate().filter(|(i, _)| self.index(*i) == index).map(|(_, m)| m);
-            let nodes: Vec<&Member<'_>> = if index == frontier { nodes().collect() } else { vec![] };
+            let nodes = members.iter().zip(&self.of).filter(|(_, of)| **of == index && index == frontier);
+            let nodes: Vec<&Member<'_>> =
+                nodes.map(|(member, _)| member).filter(|member| !is_left_out(view, member)).collect();
             let before = self.before(index);
             let next = self.next(view, index, before.clone(), &nodes);
             if next.phase == StagePhase::Baking
@@ -159,13 +159,14 @@ impl<'a> Stages<'a> {
                 format!("{} of its {} nodes failed, and at most {limit} may", count.failed, count.total);
             return StageStatus { phase: StagePhase::Failed, message: Some(message), ..before };
         }
+        if count.total == 0 && matches!(stage.pick, Pick::Labelled(_)) {
+            let phase = if before.phase == StagePhase::Waiting { StagePhase::Moving } else { before.phase };
+            let message = format!("no node of the pool belongs to stage {}; label one", stage.name);
+            return StageStatus { phase, message: Some(message), ..before };
+        }
         match before.phase {
             StagePhase::Baking => self.baking(view, stage, before, nodes),
             StagePhase::AwaitingApproval => self.approved(stage, before),
-            _ if count.total == 0 && matches!(stage.pick, Pick::Labelled(_)) => {
-                let message = format!("no node of the pool belongs to stage {}; label one", stage.name);
-                StageStatus { phase: StagePhase::Moving, message: Some(message), ..before }
-            }
             _ if count.is_complete() => match &stage.bake {
                 Some(bake) => {
                     let begun = Some(bake::begin(bake, view.snapshot.now));
@@ -243,17 +244,23 @@ fn assign(stages: &[Stage], members: &[Member<'_>]) -> Vec<usize> {
     members.iter().map(|member| (0..last).find(|index| takes(member, *index)).unwrap_or(last)).collect()
 }
 
+/// A person has left it out, and nothing was done to it: its stage does not wait for it.
+fn is_left_out(view: &View<'_>, member: &Member<'_>) -> bool {
+    let skipped = member.node.mark(&view.policy.keys.skip) == Some("true");
+    let waits = matches!(member.state(), State::Unknown | State::UpgradeRequired | State::UpgradeDone);
+    skipped && waits && member.sync != Freshness::InSync
+}
+
 fn count(view: &View<'_>, stages: &[Stage], of: &[usize], members: &[Member<'_>]) -> Vec<Count> {
     let mut counts = vec![Count::default(); stages.len()];
     for (member, stage) in members.iter().zip(of) {
         let state = member.state();
         let moving = state.in_flight() || member.moving_to(view.policy).is_some_and(State::in_flight);
         let done = state == State::UpgradeDone && member.sync == Freshness::InSync;
-        let left_out = member.node.mark(&view.policy.keys.skip) == Some("true");
         let count = &mut counts[*stage];
         count.moving += usize::from(moving);
         count.out += usize::from(moving || member.node.is_out());
-        if left_out && !moving && !done && state != State::UpgradeFailed {
+        if is_left_out(view, member) {
             continue;
         }
         count.total += 1;
