@@ -216,7 +216,7 @@ impl Executor {
     {
         let api = Api::<K>::all(self.client.clone());
         let add = |path: &[&str], value| {
-            PatchOperation::Add(AddOperation { path: PointerBuf::from_tokens(path), value })
+            PatchOperation::Add(AddOperation { path: PointerBuf::from_tokens(path.iter().copied()), value })
         };
         let pin = seen.map(|seen| add(&["metadata", "resourceVersion"], json!(seen.to_string())));
         let operations = pin.into_iter().chain([add(&["status"], status)]).collect();
