@@ -59,6 +59,8 @@ enum Command {
     Retry(steer::RetryArgs),
     /// End a rollout: nodes with their old driver are given back, the others finish
     Abort(steer::AbortArgs),
+    /// Say that a stage has done enough: the next one begins
+    Promote(steer::PromoteArgs),
     /// Keep NVSentinel off nodes for work of your own, and give them back when they are well
     HealthHold(steer::HealthHoldArgs),
     /// Replace driver clients that hold on to a driver that is gone, in clusters without the controller
@@ -88,6 +90,7 @@ fn main() -> ExitCode {
         Command::Skip(args) => steer::skip(&args),
         Command::Retry(args) => steer::retry(&args),
         Command::Abort(args) => steer::abort(&args),
+        Command::Promote(args) => steer::promote(&args),
         Command::HealthHold(args) => steer::health_hold(&args),
         Command::RefreshClients(args) => refresh_clients::run(&args),
         Command::Simulate(args) => simulate::run(&args),

@@ -1,9 +1,10 @@
-//! `pitcrew pause`, `resume`, `skip`, `retry`, `abort`: a person's hand on the wheel, by the documented fields and labels.
+//! `pitcrew pause`, `resume`, `skip`, `retry`, `abort`, `promote`: a person's hand on the wheel, by the documented fields and labels.
 //!
 //! ```text
 //!  switch.rs   pause and resume: autoUpgrade, where the policy says it
 //!  nodes.rs    skip and retry: the documented labels of a node
 //!  abort.rs    a rollout
+//!  promote.rs  a stage of it
 //!  health_hold.rs   NVSentinel's hands off nodes, for work of one's own
 //! ```
 //!
@@ -13,6 +14,7 @@
 mod abort;
 mod health_hold;
 mod nodes;
+mod promote;
 mod switch;
 #[cfg(test)]
 mod tests;
@@ -98,6 +100,25 @@ pub(crate) struct AbortArgs {
     /// Take an abort back: the rollout goes on
     #[arg(long)]
     undo: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// What `pitcrew promote` takes.
+#[derive(clap::Args)]
+pub(crate) struct PromoteArgs {
+    /// The rollout; not needed if only one has stages
+    #[arg(value_name = "ROLLOUT")]
+    rollout: Option<String>,
+    /// The stage that has done enough [default: the one that is open]
+    #[arg(long, value_name = "NAME")]
+    stage: Option<String>,
+    /// Do not wait for the rest of its bake, or promote it in spite of what was seen in it
+    #[arg(long)]
+    skip_bake: bool,
+    /// In whose name
+    #[arg(long, value_name = "NAME", env = "USER", default_value = "somebody")]
+    by: String,
     #[command(flatten)]
     common: Common,
 }
@@ -204,6 +225,14 @@ pub(crate) fn retry(args: &RetryArgs) -> anyhow::Result<ExitCode> {
 /// Ends a rollout, or lets it go on.
 pub(crate) fn abort(args: &AbortArgs) -> anyhow::Result<ExitCode> {
     run(&args.common, |look| abort::decide(look, args.rollout.as_deref(), args.undo))
+}
+
+/// Lets the next stage begin.
+pub(crate) fn promote(args: &PromoteArgs) -> anyhow::Result<ExitCode> {
+    let PromoteArgs { rollout, stage, skip_bake, by, common } = args;
+    let wish =
+        promote::Wish { rollout: rollout.as_deref(), stage: stage.as_deref(), by, skip_bake: *skip_bake };
+    run(common, |look| promote::decide(look, &wish, look.snapshot.now))
 }
 
 /// One object and what is to become of it.

@@ -13,7 +13,7 @@ use kube::{Client, Resource};
 use pitcrew_core::action::{Action, PodRef, RestartDriver, Users};
 use pitcrew_core::api::{DriverPolicy, Rollout, RolloutSpec};
 use pitcrew_core::contract::{CHECKPOINT_REQUESTED_ANNOTATION, CHECKPOINTED_ANNOTATION, State};
-use pitcrew_core::names::NodeName;
+use pitcrew_core::names::{NodeName, ResourceVersion};
 use pitcrew_core::plan::uses_device;
 use pitcrew_core::snapshot::Pod;
 use serde::de::DeserializeOwned;
@@ -87,11 +87,12 @@ impl Executor {
             Action::Delete(pod, _) => self.delete(pod, None).await,
             Action::RestartDriver(restart) => self.restart_driver(restart).await,
             Action::CreateRollout { name, spec } => self.create_rollout(name, spec).await,
-            Action::RolloutStatus { name, status } => {
-                self.say::<Rollout>(name, "rollouts/status", json!(status)).await.map(Answer::RolloutStatus)
-            }
+            Action::RolloutStatus { name, seen, status } => self
+                .say::<Rollout>(name, "rollouts/status", Some(*seen), json!(status))
+                .await
+                .map(Answer::RolloutStatus),
             Action::PolicyStatus { name, status } => self
-                .say::<DriverPolicy>(name, "driverpolicies/status", json!(status))
+                .say::<DriverPolicy>(name, "driverpolicies/status", None, json!(status))
                 .await
                 .map(Answer::Policy),
             Action::Complain { .. } => Ok(Answer::Nothing),
@@ -201,14 +202,25 @@ impl Executor {
         self.call("create", "rollouts", api.create(&params, &rollout)).await.map(Answer::RolloutCreated)
     }
 
-    /// Writes a status in place of the one before: merged into it, what is no longer said would stay.
-    async fn say<K>(&self, name: &str, resource: &'static str, status: Value) -> Result<K, CallError>
+    /// Writes a status in place of the one before: merged into it, what is no longer said would stay. One that later
+    /// decisions are made from is pinned to the version that was `seen`.
+    async fn say<K>(
+        &self,
+        name: &str,
+        resource: &'static str,
+        seen: Option<ResourceVersion>,
+        status: Value,
+    ) -> Result<K, CallError>
     where
         K: Resource<DynamicType = ()> + DeserializeOwned + Clone + std::fmt::Debug,
     {
         let api = Api::<K>::all(self.client.clone());
-        let add = AddOperation { path: PointerBuf::from_tokens(["status"]), value: status };
-        let patch = Patch::<()>::Json(json_patch::Patch(vec![PatchOperation::Add(add)]));
+        let add = |path: &[&str], value| {
+            PatchOperation::Add(AddOperation { path: PointerBuf::from_tokens(path.iter().copied()), value })
+        };
+        let pin = seen.map(|seen| add(&["metadata", "resourceVersion"], json!(seen.to_string())));
+        let operations = pin.into_iter().chain([add(&["status"], status)]).collect();
+        let patch = Patch::<()>::Json(json_patch::Patch(operations));
         self.call("patch", resource, api.patch_status(name, &PatchParams::default(), &patch)).await
     }
 

@@ -114,6 +114,7 @@ pub(crate) fn pod(object: wire::Pod) -> Result<Pod, Incomplete> {
         started: main.and_then(started),
         oldest_started: status.container_statuses.iter().filter_map(started).min(),
         incarnation: main.map_or(0, |container| fnv(0, &container.container_id)),
+        restarts: main.map_or(0, |container| container.restart_count),
         resources: extended_resources(&spec),
         claims: claims(&spec, &status),
         runtime_class: spec.runtime_class_name.as_deref().map(Into::into),

@@ -37,6 +37,8 @@ pub enum Action {
     RolloutStatus {
         /// Its name.
         name: String,
+        /// The version that the plan was made from: what stages are doing is decided by what was said of them.
+        seen: ResourceVersion,
         /// What to say.
         status: RolloutStatus,
     },

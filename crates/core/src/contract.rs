@@ -24,6 +24,8 @@ pub const RELEASED_ANNOTATION: &str = "pitcrew.dev/released";
 pub const HEALTH_HOLD_ANNOTATION: &str = "pitcrew.dev/health-hold";
 /// Node annotation: the last visit, by which rollout, and when it ended.
 pub const LAST_VISIT_ANNOTATION: &str = "pitcrew.dev/last-visit";
+/// Nodes with this label and the value `true` get a new version first: the documented canary label.
+pub const CANARY_LABEL: &str = "gpu-canary";
 /// A person's wish that a node stays cordoned after its visit.
 pub const KEEP_CORDONED_LABEL: &str = "pitcrew.dev/keep-cordoned";
 /// On a ClusterPolicy: what to do with pods that did not leave in time, `Fail` or `Delete`.
@@ -276,7 +278,8 @@ pub const SCALE_DOWN_HOLDS: [(&str, &str); 2] = [
 
 /// The annotations that pitcrew reads from nodes, and the labels that it looks for in every pass.
 pub fn is_relevant(key: &str) -> bool {
-    key.starts_with("pitcrew.dev/")
+    key == CANARY_LABEL
+        || key.starts_with("pitcrew.dev/")
         || key.contains("-driver-upgrade")
         || key.starts_with(nvsentinel::QUARANTINE_ANNOTATIONS)
         || SCALE_DOWN_HOLDS.iter().any(|(hold, _)| *hold == key)

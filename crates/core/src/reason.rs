@@ -18,6 +18,7 @@ mod words;
 
 use jiff::Timestamp;
 
+use crate::api::StagePhase;
 use crate::contract::State;
 use crate::names::{DriverName, NodeName, ObjectName};
 use crate::visit::{Cause, Finding};
@@ -162,6 +163,22 @@ pub enum Reason {
         /// How many are accepted.
         limit: usize,
     },
+    /// The stages before its own come first.
+    StageClosed {
+        /// Its stage.
+        stage: String,
+        /// The one that it waits for.
+        before: String,
+        /// What that one is doing.
+        phase: StagePhase,
+    },
+    /// A stage has failed, so nothing new starts.
+    StageFailed {
+        /// Which.
+        stage: String,
+        /// Why.
+        why: String,
+    },
     /// The rollout was aborted.
     Aborted {
         /// Which.
@@ -274,6 +291,15 @@ pub enum Remedy {
 pub enum Limit {
     /// So many nodes are on their walk at the same time.
     MaxParallelUpgrades(u32),
+    /// So many of the nodes of a stage move, or are out, at the same time.
+    Stage {
+        /// The stage.
+        stage: String,
+        /// How many.
+        limit: usize,
+        /// They move; otherwise they are out.
+        moving: bool,
+    },
     /// So many nodes may be out, and so many are, of which some were not taken out by us.
     MaxUnavailable {
         /// The limit in nodes.
@@ -307,6 +333,8 @@ impl Reason {
             Reason::BudgetNever { .. } => "budget-never",
             Reason::PodStuck { .. } => "pod-stuck",
             Reason::TooManyFailed { .. } => "too-many-failed",
+            Reason::StageClosed { .. } => "stage-closed",
+            Reason::StageFailed { .. } => "stage-failed",
             Reason::Aborted { .. } => "aborted",
             Reason::CannotBeEmptied { .. } => "cannot-be-emptied",
             Reason::DriverStopping { .. } => "driver-stopping",
@@ -351,6 +379,7 @@ impl Reason {
             | Reason::RevisionPending { .. }
             | Reason::NoDriverPod { .. }
             | Reason::NoSlot { .. }
+            | Reason::StageClosed { .. }
             | Reason::OtherDriver { .. }
             | Reason::ApiError { .. }
             | Reason::Conflict => Kind::Waiting,
@@ -364,6 +393,7 @@ impl Reason {
             | Reason::BudgetNever { .. }
             | Reason::PodStuck { .. }
             | Reason::TooManyFailed { .. }
+            | Reason::StageFailed { .. }
             | Reason::CannotBeEmptied { .. }
             | Reason::PoolFrozen { .. }
             | Reason::TwoPolicies { .. }

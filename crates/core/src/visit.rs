@@ -262,6 +262,9 @@ pub struct LastVisit {
     pub rollout: Option<String>,
     /// When it ended.
     pub ended: Timestamp,
+    /// The boot that it ended in: a driver that started again since then may have been told to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<String>,
     /// It was left cordoned, because somebody else's cordon was on it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cordoned: bool,

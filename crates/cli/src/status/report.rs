@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 use pitcrew_controller::Leader;
+use pitcrew_core::api::StageStatus;
 use pitcrew_core::contract::State;
 use pitcrew_core::names::NodeName;
 use pitcrew_core::plan::{PoolPlan, PoolStatus, Verdict, newest_rollout};
@@ -71,6 +72,9 @@ pub(crate) struct PoolReport {
     pub(crate) message: Option<String>,
     pub(crate) versions: Versions,
     pub(crate) rollout: Option<RolloutReport>,
+    /// How far each stage is; none if the pool goes as one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) stages: Vec<StageStatus>,
     pub(crate) counts: Counts,
     pub(crate) limits: Limits,
     /// Nodes that somebody else took out.
@@ -230,6 +234,7 @@ impl PoolReport {
             message,
             versions: versions(plan, &nodes),
             rollout: rollout(snapshot, pool, plan),
+            stages: plan.stages.clone(),
             counts,
             limits: limits(plan, counts),
             foreign: plan.ledger.foreign.iter().map(|node| foreign(snapshot, node)).collect(),
@@ -320,7 +325,8 @@ fn rollout(snapshot: &Snapshot, pool: &Pool, plan: &PoolPlan) -> Option<RolloutR
 fn limits(plan: &PoolPlan, counts: Counts) -> Limits {
     let ledger = &plan.ledger;
     let binding = match ledger.binding() {
-        Limit::MaxParallelUpgrades(_) => "maxParallelUpgrades",
+        // A stage's own limit is said in the reason of whoever waits for it.
+        Limit::MaxParallelUpgrades(_) | Limit::Stage { .. } => "maxParallelUpgrades",
         Limit::MaxUnavailable { .. } => "maxUnavailable",
     };
     let queue = plan.nodes.values().any(|verdict| matches!(verdict.reason, Reason::NoSlot { .. }));

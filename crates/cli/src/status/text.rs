@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use pitcrew_core::api::{BakeStatus, StagePhase, StageStatus};
 use pitcrew_core::contract::State;
 use pitcrew_core::reason::Kind;
 
@@ -80,6 +81,7 @@ fn pool(pool: &PoolReport, running: bool, pen: &Pen) -> String {
     if pool.phase != Phase::Frozen && pool.counts.total > 0 {
         text += &pen.style.fold("  ", &limits(&pool.limits), INDENT);
     }
+    text += &stages(pool, pen);
     if pool.phase == Phase::Paused {
         let resume = format!("autoUpgrade is false; go on with: pitcrew resume {}", pool.name);
         text += &pen.style.fold(&format!("  {} ", pen.style.glyph(Kind::Paused)), &resume, INDENT + 2);
@@ -145,6 +147,51 @@ fn origin(pool: &PoolReport, times: &Times) -> String {
     let since = rollout.started_at.map(|at| format!(" since {} ({})", times.at(at), times.span(at)));
     let since = since.filter(|_| rollout.finished_at.is_none()).unwrap_or_default();
     format!("{}, rollout {}{since}{aborted}", pool.policy, rollout.name)
+}
+
+/// One line for each stage: how many, and what it is doing.
+fn stages(pool: &PoolReport, pen: &Pen) -> String {
+    let widest = pool.stages.iter().map(|stage| stage.name.len()).max().unwrap_or_default();
+    let mut text = String::new();
+    for stage in &pool.stages {
+        let StageStatus { name, phase, total, done, bake, message, .. } = stage;
+        let (kind, mut words) = match phase {
+            StagePhase::Waiting => (Kind::Waiting, "waits for the stages before it".to_owned()),
+            StagePhase::Moving => (Kind::Moving, "under way".to_owned()),
+            StagePhase::Baking => (Kind::Moving, baking(bake.as_ref())),
+            StagePhase::AwaitingApproval => (Kind::Blocked, "done".to_owned()),
+            StagePhase::Passed => (Kind::Done, "passed".to_owned()),
+            StagePhase::Failed | StagePhase::Spoiled => (Kind::Failed, "failed".to_owned()),
+        };
+        if let Some(message) = message {
+            let _ = write!(words, ": {message}");
+        }
+        if *phase == StagePhase::AwaitingApproval
+            && let Some(rollout) = &pool.rollout
+        {
+            let _ = write!(words, " (pitcrew promote {})", rollout.name);
+        }
+        let lead = format!("  {} {name:<widest$}  {done}/{total}  ", pen.style.glyph(kind));
+        text += &pen.style.fold(&lead, &pen.style.paint(kind, &words), INDENT + 4);
+    }
+    text
+}
+
+/// `baking, 31 h 20 m of 48 h`.
+fn baking(bake: Option<&BakeStatus>) -> String {
+    let span = |seconds: i64| {
+        let (hours, minutes) = (seconds / 3600, seconds % 3600 / 60);
+        match (hours, minutes) {
+            (0, _) if seconds < 60 => format!("{seconds} s"),
+            (0, minutes) => format!("{minutes} m"),
+            (hours, 0) => format!("{hours} h"),
+            (hours, minutes) => format!("{hours} h {minutes} m"),
+        }
+    };
+    bake.map_or_else(
+        || "baking".to_owned(),
+        |bake| format!("baking, {} of {}", span(bake.seconds), span(bake.needed_seconds)),
+    )
 }
 
 fn limits(limits: &Limits) -> String {

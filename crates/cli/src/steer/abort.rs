@@ -39,7 +39,7 @@ pub(super) fn decide(look: &Look, name: Option<&str>, undo: bool) -> anyhow::Res
 }
 
 /// The rollout that is meant: by name, or the only one that can be meant.
-fn choose<'a>(
+pub(super) fn choose<'a>(
     reading: &'a Reading<'a>,
     name: Option<&str>,
     undo: bool,

@@ -11,6 +11,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::rollout_policy::RolloutPolicySpec;
 use crate::contract::{DEFAULT_LABEL_DOMAIN, DEFAULT_NAMESPACE, nvsentinel};
 
 /// How one driver is upgraded on the nodes of one pool.
@@ -51,6 +52,9 @@ pub struct DriverPolicySpec {
     /// What happens to pods that keep a handle on the driver.
     #[serde(default)]
     pub clients: ClientsSpec,
+    /// How a new version reaches the pool, part by part.
+    #[serde(default)]
+    pub rollout: RolloutPolicySpec,
 }
 
 /// The driver: its name, its DaemonSets, who uses it, who validates it.

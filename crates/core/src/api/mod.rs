@@ -4,10 +4,15 @@
 mod driver_policy;
 mod foreign;
 mod rollout;
+#[expect(unreachable_pub, reason = "as above")]
+mod rollout_policy;
+mod stage;
 
 pub use driver_policy::*;
 pub use foreign::*;
 pub use rollout::*;
+pub use rollout_policy::*;
+pub use stage::*;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;

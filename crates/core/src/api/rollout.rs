@@ -10,6 +10,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::stage::{StagePromotion, StageStatus};
+
 /// How many failures a rollout's status lists; the nodes themselves keep all of them.
 pub const ROLLOUT_FAILURES_MAX: usize = 20;
 
@@ -25,6 +27,7 @@ pub const ROLLOUT_FAILURES_MAX: usize = 20;
     printcolumn(name = "Policy", json_path = ".spec.policy", type_ = "string"),
     printcolumn(name = "Version", json_path = ".spec.version", type_ = "string"),
     printcolumn(name = "Phase", json_path = ".status.phase", type_ = "string"),
+    printcolumn(name = "Stage", json_path = ".status.stage", type_ = "string"),
     printcolumn(name = "Done", json_path = ".status.done", type_ = "integer"),
     printcolumn(name = "Total", json_path = ".status.total", type_ = "integer"),
     printcolumn(name = "Failed", json_path = ".status.failed", type_ = "integer"),
@@ -44,6 +47,10 @@ pub struct RolloutSpec {
     /// No new starts; nodes that still have their old driver are given back, the others finish.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub abort: bool,
+    /// Stages that a person has opened the way for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub promotions: Vec<StagePromotion>,
 }
 
 /// How far it is.
@@ -64,6 +71,12 @@ pub struct RolloutStatus {
     pub failed: u32,
     /// Nodes out of service, by whatever cause.
     pub unavailable: u32,
+    /// The stage that is open and not over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage: Option<String>,
+    /// How far each stage is; none if the pool goes as one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StageStatus>,
     /// When the first node was found outdated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Time>,
@@ -87,6 +100,12 @@ pub enum RolloutPhase {
     /// Nodes are moving or waiting for their turn.
     #[default]
     Running,
+    /// The nodes of a stage are watched at work before the next one opens.
+    Baking,
+    /// A person has to open the next stage.
+    AwaitingApproval,
+    /// A stage has failed: nothing new starts.
+    Halted,
     /// The policy says `autoUpgrade: false`.
     Paused,
     /// The policy cannot be followed; its status or the events say why.

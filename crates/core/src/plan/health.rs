@@ -200,7 +200,8 @@ fn hold_ends(view: &View<'_>, member: &Member<'_>, hold: &HealthHold) -> Timesta
 /// Leaves word of the visit on the node: whatever happens to it soon after is told of in the rollout.
 pub(super) fn sign(view: &View<'_>, node: &Node, visit: &Visit, patch: &mut NodePatch) {
     let cordoned = node.unschedulable && patch.unschedulable != Some(false);
-    let last = LastVisit { rollout: visit.rollout.clone(), ended: view.snapshot.now, cordoned };
+    let boot = Some(node.boot_id.to_string()).filter(|boot| !boot.is_empty());
+    let last = LastVisit { rollout: visit.rollout.clone(), ended: view.snapshot.now, boot, cordoned };
     patch.annotations.set(LAST_VISIT_ANNOTATION, Some(last.to_text()));
 }
 

@@ -4,6 +4,7 @@
 //! A node that is out already costs no more of `maxUnavailable`, but it starts only through here, like any other.
 
 use super::members::Start;
+use super::stages::Room;
 use crate::names::NodeName;
 use crate::policy::{Amount, Policy};
 use crate::reason::{Limit, Reason};
@@ -43,6 +44,10 @@ pub(super) struct Candidate<'a> {
     /// Its place among the pool's members, who are in the order of their names.
     pub(super) index: usize,
     pub(super) name: &'a NodeName,
+    /// Its stage's place.
+    pub(super) stage: usize,
+    /// It may start although its stage is not open.
+    pub(super) whatever_stage: bool,
     pub(super) healthy: bool,
     pub(super) already_out: bool,
     pub(super) pods: u32,
@@ -55,10 +60,10 @@ pub(super) struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
-    /// Broken nodes first, then the cheapest disruption, then by name; last the controller's own node, and before it
-    /// those that were given back.
-    fn rank(&self) -> (bool, bool, bool, u32, u32, usize) {
-        (self.own, self.released, self.healthy, self.pods, self.devices, self.index)
+    /// Stage by stage; broken nodes first, then the cheapest disruption, then by name; last the controller's own node,
+    /// and before it those that were given back.
+    fn rank(&self) -> (usize, bool, bool, bool, u32, u32, usize) {
+        (self.stage, self.own, self.released, self.healthy, self.pods, self.devices, self.index)
     }
 }
 
@@ -89,8 +94,12 @@ impl Ledger {
         parallel.min(self.max_out.saturating_sub(self.out))
     }
 
-    /// Gives slots to candidates in their order, as long as both limits allow.
-    pub(super) fn grant(&mut self, mut candidates: Vec<Candidate<'_>>) -> Vec<(usize, Start)> {
+    /// Gives slots to candidates in their order, as long as all limits allow: those of the pool, and those of a stage.
+    pub(super) fn grant(
+        &mut self,
+        mut candidates: Vec<Candidate<'_>>,
+        mut rooms: Vec<Room>,
+    ) -> Vec<(usize, Start)> {
         candidates.sort_unstable_by_key(Candidate::rank);
         let mut moving = self.moving;
         let mut starts = Vec::with_capacity(candidates.len());
@@ -108,13 +117,19 @@ impl Ledger {
             } else {
                 self.out + self.newly_out < self.max_out
             };
-            if parallel_ok && out_ok {
+            let room = rooms.get_mut(candidate.stage);
+            let full = room.as_ref().and_then(|room| room.full(candidate.already_out));
+            if parallel_ok && out_ok && full.is_none() {
+                if let Some(room) = room {
+                    room.take(candidate.already_out);
+                }
                 moving += 1;
                 self.newly_out += usize::from(!candidate.already_out);
                 self.granted.push(candidate.name.clone());
                 starts.push((candidate.index, Start::Granted));
             } else {
-                starts.push((candidate.index, Start::Waits { ahead: self.waiting }));
+                let limit = full.filter(|_| parallel_ok && out_ok);
+                starts.push((candidate.index, Start::Waits { ahead: self.waiting, limit }));
                 self.waiting += 1;
             }
         }
@@ -248,6 +263,8 @@ mod tests {
             let candidate = |(i, name)| Candidate {
                 index: i,
                 name,
+                stage: 0,
+                whatever_stage: false,
                 healthy: true,
                 already_out: i >= inside,
                 pods: 0,
@@ -256,7 +273,7 @@ mod tests {
                 released: false,
                 whatever_failed: false,
             };
-            ledger.grant(names.iter().enumerate().map(candidate).collect());
+            ledger.grant(names.iter().enumerate().map(candidate).collect(), vec![]);
             assert_eq!(ledger.granted.len(), start, "case {index}");
         }
     }
@@ -267,6 +284,8 @@ mod tests {
         let plain = |index: usize| Candidate {
             index,
             name: &names[index],
+            stage: 0,
+            whatever_stage: false,
             healthy: true,
             already_out: false,
             pods: 1,
@@ -283,7 +302,7 @@ mod tests {
             Candidate { healthy: false, pods: 9, ..plain(0) },
         ];
         let mut ledger = Ledger { total: 5, max_out: 5, ..Ledger::default() };
-        ledger.grant(candidates);
+        ledger.grant(candidates, vec![]);
         let order: Vec<&str> = ledger.granted.iter().map(NodeName::as_str).collect();
         assert_eq!(order, ["broken", "idle", "early", "late", "own"]);
     }

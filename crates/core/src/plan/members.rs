@@ -10,7 +10,7 @@ use super::pool::View;
 use crate::contract::State;
 use crate::names::{NodeName, ObjectName, RevisionHash, Uid};
 use crate::policy::Policy;
-use crate::reason::Reason;
+use crate::reason::{Limit, Reason};
 use crate::snapshot::{DaemonSet, Node, Object, OwnerKind, Pending, Pod, Setback, SetbackKind};
 use crate::visit::{Visit, Walk};
 
@@ -58,6 +58,8 @@ pub(super) enum Start {
     /// So many nodes are before it.
     Waits {
         ahead: usize,
+        /// The limit of its stage, if that is the one that binds.
+        limit: Option<Limit>,
     },
 }
 

@@ -3,6 +3,8 @@
 //! ```text
 //!  pool.rs        whether a pool may move at all, and who of it may start
 //!  members.rs     which nodes belong to it, and where each stands
+//!  stages.rs      the parts of it that go one after the other
+//!  bake.rs          … and what is seen of each at work before the next one opens
 //!  ledger.rs      how many nodes may start now, and which
 //!  start.rs       whether a node could start if it had a slot
 //!  walk.rs        one node, one state: where it goes next (the table of docs/walk.md)
@@ -20,6 +22,7 @@
 //!  refresh.rs     the clients of every node, for somebody who looks after nothing else
 //! ```
 
+mod bake;
 mod clients;
 mod cordon;
 mod health;
@@ -33,6 +36,7 @@ mod refresh;
 mod removal;
 mod restart;
 mod rollout;
+mod stages;
 mod start;
 mod steady;
 mod validation;
@@ -51,6 +55,7 @@ pub use removal::uses_device;
 pub use rollout::newest_rollout;
 
 use crate::action::Action;
+use crate::api::StageStatus;
 use crate::contract::State;
 use crate::names::{DriverName, NodeName, PoolName, RevisionHash};
 use crate::policy::{self, Source};
@@ -88,6 +93,8 @@ pub struct PoolPlan {
     pub target: BTreeMap<String, RevisionHash>,
     /// The driver version of that, where it is known.
     pub version: Option<DriverVersion>,
+    /// How far each stage is; none if the pool goes as one.
+    pub stages: Vec<StageStatus>,
     /// Nodes to which something happened soon after they were given back by a rollout, and what.
     pub relapses: BTreeMap<NodeName, (String, String)>,
 }

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::ledger::{Candidate, Ledger};
 use super::members::{Freshness, Member, Start, members};
 use super::removal::BudgetBook;
+use super::stages::Stages;
 use super::start::{Hopeless, may_start};
 use super::walk::{self, Decision};
 use super::{Plan, PoolPlan, PoolStatus, Verdict};
 use super::{clients, health, steady};
 use crate::action::Action;
-use crate::api::Mode;
+use crate::api::{Mode, RolloutStatus, StagePromotion};
 use crate::contract::{RELEASED_ANNOTATION, State};
 use crate::names::{DriverName, NodeName, RevisionHash, Uid};
 use crate::policy::{Policy, Pool, Source};
@@ -73,6 +74,17 @@ impl<'a> View<'a> {
             third_parties,
         };
         (view, daemon_sets)
+    }
+
+    /// What was said of the rollout that visits belong to.
+    pub(super) fn said(&self) -> Option<&'a RolloutStatus> {
+        self.snapshot.rollouts.get(self.rollout.as_ref()?)?.status.as_ref()
+    }
+
+    /// Stages of it that a person has let pass.
+    pub(super) fn promotions(&self) -> &'a [StagePromotion] {
+        let rollout = self.rollout.as_ref().and_then(|rollout| self.snapshot.rollouts.get(rollout));
+        rollout.map(|rollout| rollout.spec.promotions.as_slice()).unwrap_or_default()
     }
 
     /// Whether a pod keeps the device busy.
@@ -142,6 +154,7 @@ pub(super) fn plan_pool<'a>(
         nodes: BTreeMap::new(),
         target: BTreeMap::new(),
         version: None,
+        stages: Vec::new(),
         relapses: BTreeMap::new(),
     };
     let policy = match &pool.policy {
@@ -150,7 +163,7 @@ pub(super) fn plan_pool<'a>(
     };
     let (view, daemon_sets) = View::of(snapshot, pool, policy, pass.pools);
     let status = status(&view, &daemon_sets, plan);
-    let (members, ledger) = muster(&view, &daemon_sets, &pass.claims, &status);
+    let (members, stages, ledger) = muster(&view, &daemon_sets, &pass.claims, &status);
 
     let mut result = empty(status);
     let mut verdicts = Vec::with_capacity(members.len());
@@ -181,6 +194,15 @@ pub(super) fn plan_pool<'a>(
         };
         verdicts.push((member.name.clone(), verdict));
     }
+    result.stages = match result.status {
+        PoolStatus::Active => {
+            let progress = stages.progress(&view, &members);
+            progress.wake_at.into_iter().for_each(|at| plan.wake(at));
+            progress.stages
+        }
+        // What was said stays said, and nothing opens.
+        _ => view.said().map(|said| said.stages.clone()).unwrap_or_default(),
+    };
     result.nodes = verdicts.into_iter().collect();
     result.ledger = ledger;
     result.version = daemon_sets.iter().find_map(|ds| ds.driver_version.clone());
@@ -292,7 +314,7 @@ fn muster<'a>(
     daemon_sets: &[&'a DaemonSet],
     claims: &Claims<'_>,
     status: &PoolStatus,
-) -> (Vec<Member<'a>>, Ledger) {
+) -> (Vec<Member<'a>>, Stages<'a>, Ledger) {
     let policy = view.policy;
     let mut ledger = Ledger::open(policy);
     let (mut mustered, mut candidates) = (Vec::with_capacity(view.snapshot.nodes.len()), Vec::new());
@@ -319,25 +341,35 @@ fn muster<'a>(
         mustered.push(member);
     }
     ledger.max_failed = policy.limits.failure_threshold.of(ledger.total);
+    let stages = Stages::of(view, &mustered);
+    candidates.retain_mut(|candidate| {
+        candidate.stage = stages.index(candidate.index);
+        let Some(reason) = stages.refuses(candidate.stage).filter(|_| !candidate.whatever_stage) else {
+            return true;
+        };
+        mustered[candidate.index].start = Start::No(Box::new(reason));
+        false
+    });
     // The controller's own node goes last, also while others are only about to be told that they are due.
     let (own, candidates): (Vec<_>, Vec<_>) = candidates.into_iter().partition(|c| c.own && unmarked > 0);
-    for (index, start) in ledger.grant(candidates) {
+    for (index, start) in ledger.grant(candidates, stages.rooms()) {
         mustered[index].start = start;
     }
     for candidate in own {
-        mustered[candidate.index].start = Start::Waits { ahead: ledger.waiting + unmarked };
+        mustered[candidate.index].start = Start::Waits { ahead: ledger.waiting + unmarked, limit: None };
     }
-    (mustered, ledger)
+    (mustered, stages, ledger)
 }
 
 fn candidate<'a>(view: &View<'a>, index: usize, member: &Member<'a>) -> Candidate<'a> {
     let users = view.users(member);
-    let amounts =
-        |pod: &Pod| pod.resources.iter().fold(0_u32, |sum, (_, amount)| sum.saturating_add(*amount));
     let (pods, devices) =
-        users.fold((0, 0_u32), |(pods, devices), pod| (pods + 1, devices.saturating_add(amounts(pod))));
+        users.fold((0, 0_u32), |(pods, devices), pod| (pods + 1, devices.saturating_add(pod.devices())));
     Candidate {
         index,
+        stage: 0,
+        // Without any driver it is of no use; and whoever tries a node again has a reason.
+        whatever_stage: member.needs_driver() || member.walk().is_some_and(|walk| walk.attempts > 0),
         name: member.name,
         healthy: member.driver_ready,
         already_out: member.node.is_out(),

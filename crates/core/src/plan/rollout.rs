@@ -10,7 +10,8 @@ use jiff::{SignedDuration, Timestamp};
 use super::{Plan, PoolPlan, PoolStatus, Verdict};
 use crate::action::Action;
 use crate::api::{
-    DriverPolicyStatus, ROLLOUT_FAILURES_MAX, RolloutFailure, RolloutPhase, RolloutSpec, RolloutStatus, stamp,
+    DriverPolicyStatus, ROLLOUT_FAILURES_MAX, RolloutFailure, RolloutPhase, RolloutSpec, RolloutStatus,
+    StagePhase, StageStatus, stamp,
 };
 use crate::contract::State;
 use crate::names::RevisionHash;
@@ -108,6 +109,7 @@ fn create(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, number: u32, plan: 
         version: done.version.as_ref().map(ToString::to_string),
         target: done.target.iter().map(|(ds, hash)| (ds.clone(), hash.to_string())).collect(),
         abort: false,
+        promotions: Vec::new(),
     };
     plan.actions.push(Action::CreateRollout { name, spec });
 }
@@ -117,7 +119,7 @@ fn freeze(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan) {
     let Some(said) = rollout.status.as_ref().filter(|said| !is_over(said)) else { return };
     if said.phase != RolloutPhase::Frozen && may_write(snapshot, &Object::Rollout(name.to_owned()), plan) {
         let status = RolloutStatus { phase: RolloutPhase::Frozen, ..said.clone() };
-        plan.actions.push(Action::RolloutStatus { name: name.to_owned(), status });
+        plan.actions.push(say(snapshot, name, status));
     }
 }
 
@@ -137,7 +139,7 @@ fn supersede(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan
         finished_at: Some(stamp(snapshot.now)),
         ..rollout.status.clone().unwrap_or_default()
     };
-    plan.actions.push(Action::RolloutStatus { name: name.to_owned(), status });
+    plan.actions.push(say(snapshot, name, status));
 }
 
 fn progress(snapshot: &Snapshot, name: &str, rollout: &Rollout, done: &PoolPlan, plan: &mut Plan) {
@@ -152,12 +154,38 @@ fn progress(snapshot: &Snapshot, name: &str, rollout: &Rollout, done: &PoolPlan,
     let due = said_at.and_then(|at| at.checked_add(PACE).ok());
     match due {
         // The end is told at once, the way there at its pace.
-        Some(due) if due > snapshot.now && said.map(|s| s.phase) == Some(status.phase) => plan.wake(due),
+        Some(due) if due > snapshot.now && said.is_some_and(|said| is_as_far(said, &status)) => {
+            plan.wake(due)
+        }
         _ if may_write(snapshot, &Object::Rollout(name.to_owned()), plan) => {
-            plan.actions.push(Action::RolloutStatus { name: name.to_owned(), status });
+            plan.actions.push(say(snapshot, name, status));
         }
         _ => {}
     }
+}
+
+fn say(snapshot: &Snapshot, name: &str, status: RolloutStatus) -> Action {
+    let seen = snapshot.rollouts.get(name).map(|rollout| rollout.version).unwrap_or_default();
+    Action::RolloutStatus { name: name.to_owned(), seen, status }
+}
+
+/// Only numbers have changed since then.
+fn is_as_far(said: &RolloutStatus, now: &RolloutStatus) -> bool {
+    let phases = |status: &RolloutStatus| -> Vec<_> {
+        status.stages.iter().map(|stage| (stage.name.clone(), stage.phase)).collect()
+    };
+    said.phase == now.phase && phases(said) == phases(now)
+}
+
+/// What the stages make of a rollout that is neither over nor held up.
+fn staged(stages: &[StageStatus]) -> Option<RolloutPhase> {
+    let open = stages.iter().find(|stage| stage.phase != StagePhase::Passed)?;
+    Some(match open.phase {
+        StagePhase::Failed | StagePhase::Spoiled => RolloutPhase::Halted,
+        StagePhase::Baking => RolloutPhase::Baking,
+        StagePhase::AwaitingApproval => RolloutPhase::AwaitingApproval,
+        StagePhase::Waiting | StagePhase::Moving | StagePhase::Passed => RolloutPhase::Running,
+    })
 }
 
 fn status(
@@ -174,13 +202,15 @@ fn status(
     let failed = count(&|s| s == State::UpgradeFailed);
     let moving = count(&State::in_flight);
     let waiting = count(&|s| s == State::UpgradeRequired || s == State::Unknown);
+    let staged = staged(&done.stages);
     let phase = match (&done.status, moving + waiting, failed) {
-        (_, 0, 0) => RolloutPhase::Done,
-        (_, 0, _) => RolloutPhase::Failed,
+        (_, 0, 0) if staged.is_none() => RolloutPhase::Done,
+        (_, 0, _) if staged.is_none() => RolloutPhase::Failed,
         _ if aborted && moving == 0 => RolloutPhase::Aborted,
         (PoolStatus::Paused, ..) => RolloutPhase::Paused,
-        _ => RolloutPhase::Running,
+        _ => staged.unwrap_or_default(),
     };
+    let open = done.stages.iter().find(|stage| stage.phase != StagePhase::Passed);
     let over = matches!(phase, RolloutPhase::Done | RolloutPhase::Failed | RolloutPhase::Aborted);
     let stopped = done.ledger.failed > done.ledger.max_failed && waiting > 0;
     RolloutStatus {
@@ -191,12 +221,15 @@ fn status(
         waiting,
         failed,
         unavailable: u32::try_from(done.ledger.out).unwrap_or(u32::MAX),
+        stage: open.map(|stage| stage.name.clone()),
+        stages: done.stages.clone(),
         started_at: said.and_then(|s| s.started_at.clone()).or(Some(stamp(snapshot.now))),
         finished_at: over.then(|| said.and_then(|s| s.finished_at.clone()).unwrap_or(stamp(snapshot.now))),
         failures: failures(done),
         relapses: said.map(|said| said.relapses.clone()).unwrap_or_default(),
-        message: stopped.then(|| {
-            Reason::TooManyFailed { failed: done.ledger.failed, limit: done.ledger.max_failed }.to_string()
+        message: open.and_then(|stage| stage.message.clone()).or_else(|| {
+            let (failed, limit) = (done.ledger.failed, done.ledger.max_failed);
+            stopped.then(|| Reason::TooManyFailed { failed, limit }.to_string())
         }),
     }
 }
@@ -222,7 +255,7 @@ fn relapses(snapshot: &Snapshot, done: &PoolPlan, plan: &mut Plan) {
         if !written && may_write(snapshot, &object, plan) {
             let mut status = said;
             status.relapses.extend(new);
-            plan.actions.push(Action::RolloutStatus { name: name.to_owned(), status });
+            plan.actions.push(say(snapshot, name, status));
         }
     }
 }

@@ -218,16 +218,16 @@ fn announce_ourselves(view: &View<'_>, member: &Member<'_>) -> Decision {
 
 /// `upgrade-required`: through the ledger and no other way.
 fn start(view: &View<'_>, member: &Member<'_>, ledger: &Ledger) -> Decision {
-    let ahead = match &member.start {
+    let (ahead, limit) = match &member.start {
         Start::Granted => {
             let next = member.walk().map(|walk| walk.enter(State::CordonRequired, view.snapshot.now));
             return go(view, member, State::CordonRequired, next);
         }
         Start::No(reason) => return Decision::stay(Reason::clone(reason)),
-        Start::Waits { ahead } => *ahead,
-        Start::NotDue => ledger.waiting,
+        Start::Waits { ahead, limit } => (*ahead, limit.clone()),
+        Start::NotDue => (ledger.waiting, None),
     };
-    Decision::stay(Reason::NoSlot { limit: ledger.binding(), ahead })
+    Decision::stay(Reason::NoSlot { limit: limit.unwrap_or_else(|| ledger.binding()), ahead })
 }
 
 fn during_visit(

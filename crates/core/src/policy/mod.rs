@@ -7,6 +7,7 @@ mod amount;
 mod parse;
 mod resolve;
 mod rules;
+mod stages;
 #[cfg(test)]
 mod tests;
 mod values;
@@ -20,6 +21,7 @@ use serde_json::{Map, Value};
 
 pub use amount::{Amount, BadAmount};
 pub use resolve::{ClusterPolicyFacts, resolve};
+pub use stages::{Bake, Pick, RolloutRules, Stage};
 
 use crate::api::{EffectiveValue, Mode, NvSentinelMode, OnBlocked, Refresh, TimeoutAction};
 use crate::contract::Keys;
@@ -146,6 +148,8 @@ pub struct Policy {
     pub health: Health,
     /// What happens to the driver's clients.
     pub clients: Clients,
+    /// How a new version reaches the pool.
+    pub rollout: RolloutRules,
     /// Each value and where it comes from.
     pub effective: BTreeMap<String, EffectiveValue>,
 }

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::parse::{matches, problem, select};
 use super::rules::{self, Rules};
+use super::stages;
 use super::values::{Defaults, Upgrade, Values};
 use super::{Devices, Pattern, Policy, Pool, Problem, Source};
 use crate::api::{DevicesSpec, DriverPolicySpec, DriverSpec, Mode, TimeoutAction, UpgradePolicySpec};
@@ -103,8 +104,10 @@ fn from_driver_policy(
         let mut values = Values::new(source.to_string(), inherited);
         let upgrade = values.upgrade(&spec.upgrade_policy, Defaults::DRIVER_POLICY)?;
         let nvidia = spec.driver.name == GPU;
+        let limits = rules::limits(&spec.limits)?;
         let rules = Rules {
-            limits: rules::limits(&spec.limits)?,
+            rollout: stages::rollout(&spec.rollout, &limits)?,
+            limits,
             health: rules::health(&spec.health)?,
             clients: rules::clients(&spec.clients, nvidia)?,
         };
@@ -312,7 +315,12 @@ fn gpu_basics(namespace: &str, selector_text: &str) -> Result<Basics, Problem> {
 }
 
 impl Basics {
-    fn policy(self, upgrade: Upgrade, Rules { limits, health, clients }: Rules, values: Values) -> Policy {
+    fn policy(
+        self,
+        upgrade: Upgrade,
+        Rules { limits, health, clients, rollout }: Rules,
+        values: Values,
+    ) -> Policy {
         let Basics { driver, keys, namespace, selector, selector_text, devices, validator } = self;
         let Upgrade { auto, max_parallel, max_unavailable, wait, checkpoint, removal, mut drain } = upgrade;
         if let Some(drain) = &mut drain {
@@ -342,6 +350,7 @@ impl Basics {
             limits,
             health,
             clients,
+            rollout,
             effective: values.effective,
         }
     }

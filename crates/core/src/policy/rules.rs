@@ -1,6 +1,7 @@
-//! What only a DriverPolicy can change: limits, health systems, driver clients.
+//! What only a DriverPolicy can change: limits, health systems, driver clients, stages.
 
 use super::parse::{amount, duration, problem, select};
+use super::stages::RolloutRules;
 use super::{Clients, ExtraClient, Health, Limits, Problem};
 use crate::api::{ClientsSpec, ExtraClientSpec, HealthSpec, LimitsSpec};
 
@@ -9,12 +10,15 @@ pub(super) struct Rules {
     pub(super) limits: Limits,
     pub(super) health: Health,
     pub(super) clients: Clients,
+    pub(super) rollout: RolloutRules,
 }
 
 impl Rules {
     pub(super) fn standard(nvidia: bool) -> Result<Self, Problem> {
+        let limits = limits(&LimitsSpec::default())?;
         Ok(Self {
-            limits: limits(&LimitsSpec::default())?,
+            rollout: RolloutRules::standard(&limits)?,
+            limits,
             health: health(&HealthSpec::default())?,
             clients: clients(&ClientsSpec::default(), nvidia)?,
         })

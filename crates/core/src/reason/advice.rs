@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use super::about::{About, Thing};
 use super::culprit::culprits;
 use super::{Limit, Reason};
+use crate::api::StagePhase;
 use crate::contract::{State, VISIT_ANNOTATION, nvsentinel};
 use crate::names::{NodeName, ObjectName};
 use crate::policy::Source;
@@ -73,6 +74,15 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
             vec![see_pod(pod), node]
         }
         Reason::TooManyFailed { .. } => vec![to("see which failed", "pitcrew status".to_owned())],
+        Reason::StageClosed { phase, .. } => {
+            let mut all = vec![to("see how far it is", "pitcrew status".to_owned())];
+            let newest = crate::plan::newest_rollout(about.snapshot, about.pool);
+            if let (Some((rollout, _)), StagePhase::AwaitingApproval) = (newest, phase) {
+                all.insert(0, to("open it", format!("pitcrew promote {rollout}")));
+            }
+            all
+        }
+        Reason::StageFailed { .. } => vec![to("see why", "pitcrew status".to_owned())],
         Reason::Aborted { rollout } => {
             vec![to("take it back", format!("pitcrew abort {rollout} --undo"))]
         }
@@ -162,6 +172,7 @@ fn leave_out(about: &About<'_>) -> Option<Advice> {
 fn wait_less(about: &About<'_>, limit: &Limit) -> Vec<Advice> {
     let mut all = Vec::new();
     match limit {
+        Limit::Stage { .. } => all.push(edit(&Thing::from(&about.pool.source))),
         Limit::MaxParallelUpgrades(limit) => {
             let more = json!({"maxParallelUpgrades": limit.saturating_add(1)});
             all.push(to("allow one more", patch_policy(about, more)));

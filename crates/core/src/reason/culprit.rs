@@ -36,6 +36,7 @@ pub fn culprits(about: &About<'_>) -> Vec<Thing> {
         | Reason::Checkpointing { pods, .. }
         | Reason::PodsLeaving { pods, .. } => pods.iter().map(Thing::pod).collect(),
         Reason::TooManyFailed { .. } => about.in_the_way(|_, verdict| verdict.state == State::UpgradeFailed),
+        Reason::StageClosed { .. } | Reason::StageFailed { .. } => vec![rollout(about)],
         Reason::Aborted { rollout } => {
             vec![Thing { kind: "Rollout", namespace: None, name: rollout.clone() }]
         }
@@ -67,6 +68,13 @@ fn of_failure(about: &About<'_>, cause: &Cause) -> Vec<Thing> {
     budget.into_iter().chain([Thing::pod(pod)]).collect()
 }
 
+/// The rollout that says how far the stages are; before there is one, the policy.
+fn rollout(about: &About<'_>) -> Thing {
+    let newest = crate::plan::newest_rollout(about.snapshot, about.pool);
+    let rollout = newest.map(|(name, _)| Thing { kind: "Rollout", namespace: None, name });
+    rollout.unwrap_or_else(|| Thing::from(&about.pool.source))
+}
+
 /// The controller, known by its Lease.
 fn controller(about: &About<'_>) -> Thing {
     Thing::namespaced("Lease", &ObjectName::new(&about.snapshot.namespace, LEASE_NAME))
@@ -76,7 +84,9 @@ fn controller(about: &About<'_>) -> Thing {
 fn slot_holders(about: &About<'_>, limit: &Limit) -> Vec<Thing> {
     let is_out = |name: &_| about.snapshot.nodes.get(name).is_some_and(crate::snapshot::Node::is_out);
     let nodes = match limit {
-        Limit::MaxParallelUpgrades(_) => about.in_the_way(|_, verdict| verdict.state.in_flight()),
+        Limit::MaxParallelUpgrades(_) | Limit::Stage { .. } => {
+            about.in_the_way(|_, verdict| verdict.state.in_flight())
+        }
         Limit::MaxUnavailable { .. } => {
             about.in_the_way(|name, verdict| verdict.state.in_flight() || is_out(name))
         }

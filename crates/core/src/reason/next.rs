@@ -86,6 +86,10 @@ pub fn next(about: &About<'_>) -> Option<Next> {
             "starts when the budget allows it; it was given back once because of it".to_owned()
         }
         Reason::BudgetNever { .. } => "starts when the workload is scaled or the budget changed".to_owned(),
+        Reason::StageClosed { before, .. } => format!("starts when stage {before} has passed"),
+        Reason::StageFailed { .. } => {
+            "stays as it is, with its old driver, until a person or a rollback decides".to_owned()
+        }
         Reason::TooManyFailed { .. } => {
             "starts when failed nodes are retried and done, or the limit is raised".to_owned()
         }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::{Limit, Reason};
+use crate::api::StagePhase;
 use crate::contract::nvsentinel;
 use crate::names::ObjectName;
 
@@ -56,6 +57,17 @@ impl fmt::Display for Reason {
                 f,
                 "{failed} nodes failed and at most {limit} may (limits.failureThreshold); no more are started"
             ),
+            Reason::StageClosed { stage, before, phase } => {
+                let doing = match phase {
+                    StagePhase::Baking => "is watched at work",
+                    StagePhase::AwaitingApproval => "waits for a person's word",
+                    _ => "comes first",
+                };
+                write!(f, "stage {stage} is not open yet: stage {before} {doing}")
+            }
+            Reason::StageFailed { stage, why } => {
+                write!(f, "stage {stage} has failed, so nothing new starts: {why}")
+            }
             Reason::Aborted { rollout } => write!(f, "rollout {rollout} was aborted"),
             Reason::CannotBeEmptied { found } => write!(f, "cannot be emptied: {found}"),
             Reason::DriverStopping { pod, .. } => write!(f, "old driver pod {pod} is stopping"),
@@ -99,6 +111,12 @@ impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Limit::MaxParallelUpgrades(limit) => write!(f, "maxParallelUpgrades is {limit}"),
+            Limit::Stage { stage, limit, moving: true } => {
+                write!(f, "stage {stage} upgrades {limit} at a time")
+            }
+            Limit::Stage { stage, limit, moving: false } => {
+                write!(f, "stage {stage} may have {limit} out at a time")
+            }
             Limit::MaxUnavailable { limit, out, foreign: None } => {
                 write!(f, "{out} of at most {limit} nodes are out (maxUnavailable)")
             }

@@ -41,6 +41,8 @@ pub struct Pod {
     pub ready_since: Option<Timestamp>,
     /// Differs each time its first container starts again.
     pub incarnation: u64,
+    /// How often that was.
+    pub restarts: u32,
     /// What it is to the driver, if it is a known client.
     pub client: Option<ClientKind>,
     /// Extended resources that any of its containers asks for, with the amount.
@@ -90,6 +92,7 @@ impl Pod {
             oldest_started: None,
             ready_since: None,
             incarnation: 0,
+            restarts: 0,
             client: None,
             resources: vec![],
             claims: vec![],
@@ -114,6 +117,11 @@ impl Pod {
     /// Succeeded or Failed: it holds nothing any more.
     pub fn is_finished(&self) -> bool {
         matches!(self.phase, Phase::Succeeded | Phase::Failed)
+    }
+    /// How many devices of any kind it asks for; a claim counts as one.
+    pub fn devices(&self) -> u32 {
+        let claims = u32::try_from(self.claims.len()).unwrap_or(u32::MAX);
+        self.resources.iter().fold(claims, |sum, (_, amount)| sum.saturating_add(*amount))
     }
     /// Made and kept by a DaemonSet.
     pub fn is_daemon(&self) -> bool {

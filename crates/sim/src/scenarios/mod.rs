@@ -16,6 +16,7 @@ mod machines;
 mod network;
 mod policies;
 mod reported;
+mod stages;
 
 const NEW: &str = "565.57.01";
 const NEWER: &str = "570.86.10";
@@ -31,6 +32,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(health::all());
     all.extend(clients::all());
     all.extend(network::all());
+    all.extend(stages::all());
     all
 }
 

@@ -650,7 +650,7 @@ impl Fleet {
                         "{name} is there already"
                     );
                 }
-                Action::RolloutStatus { name, status } => {
+                Action::RolloutStatus { name, status, .. } => {
                     let rollout = self.snapshot.rollouts.get_mut(name).unwrap();
                     (rollout.status, rollout.said_at) = (Some(status.clone()), Some(self.snapshot.now));
                 }
@@ -824,7 +824,7 @@ pub(super) fn tell(action: &Action) -> String {
         Action::RestartDriver(restart) => format!("{} restart {}", restart.pod.node, restart.pod.name),
         Action::ReadNode(node) => format!("{node} read"),
         Action::CreateRollout { name, spec } => format!("rollout {name} begins: {:?}", spec.target),
-        Action::RolloutStatus { name, status } => {
+        Action::RolloutStatus { name, status, .. } => {
             let crate::api::RolloutStatus { phase, done, total, moving, waiting, failed, .. } = status;
             format!(
                 "rollout {name} {phase:?}: {done}/{total} done, {moving} moving, {waiting} waiting, {failed} failed"

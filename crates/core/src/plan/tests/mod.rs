@@ -5,6 +5,7 @@
 //! | `fixture` | builders for fleets, and an API and kubelets in memory that carry plans out |
 //! | `table` | every state in every situation: the decision and the reason's words |
 //! | `slots` | who may start, and when |
+//! | `stages` | who goes first, and what opens the next part |
 //! | `people` | what people do to labels and cordons, pauses, retries |
 //! | `pods` | who is asked to leave, when, and what happens if they do not |
 //! | `coming_back` | restart and validation |
@@ -38,4 +39,5 @@ mod properties;
 mod rollouts;
 mod sketch;
 mod slots;
+mod stages;
 mod table;

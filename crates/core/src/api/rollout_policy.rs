@@ -1,0 +1,132 @@
+//! `spec.rollout` of a DriverPolicy: how a new version reaches the pool, part by part, and what happens if it is bad.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How a new version reaches the pool.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("self.stages.all(stage, self.stages.exists_one(other, other.name == stage.name))", "rollout.stages: each stage needs a name of its own")
+)]
+pub struct RolloutPolicySpec {
+    /// The parts of the pool, in their order. A node belongs to the first that matches; whoever matches none goes last,
+    /// in a stage called fleet. Empty: one stage; or, if nodes are labelled gpu-canary=true, those first.
+    #[serde(default)]
+    #[schemars(length(max = 16))]
+    pub stages: Vec<StageSpec>,
+    /// What happens when a stage fails.
+    #[serde(default)]
+    pub on_failure: OnFailure,
+    /// So many finished rollouts of the pool are kept as history.
+    #[serde(default = "default_history")]
+    #[x_kube(validation = ("self >= 2", "rollout.historyLimit must be 2 or more: a rollback needs the rollout before it"))]
+    pub history_limit: u32,
+}
+
+impl Default for RolloutPolicySpec {
+    fn default() -> Self {
+        Self { stages: Vec::new(), on_failure: OnFailure::default(), history_limit: default_history() }
+    }
+}
+
+/// A part of the pool that goes together.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("!(has(self.count) && size(self.nodeSelector) > 0)", "a stage has a nodeSelector or a count, not both")
+)]
+pub struct StageSpec {
+    /// Its name.
+    #[schemars(length(min = 1, max = 63))]
+    #[x_kube(validation = ("self.matches('^[a-z0-9]([a-z0-9-]*[a-z0-9])?$')", "a stage's name must be lower-case letters, digits and dashes, such as canary"))]
+    pub name: String,
+    /// Nodes with these labels.
+    #[serde(default)]
+    #[schemars(length(max = 16))]
+    pub node_selector: BTreeMap<String, String>,
+    /// So many of the nodes that are left: a number, or a percentage of the pool that rounds up; the first by name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = ("type(self) == int ? int(self) >= 1 : string(self).matches('^(100|[1-9][0-9]?)%$')", "a stage's count must be a number of nodes (1 or more) or a percentage such as 10%"))]
+    pub count: Option<IntOrString>,
+    /// How many of its nodes are upgraded at the same time; within the limit of the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = ("self >= 1", "a stage's maxParallelUpgrades must be 1 or more"))]
+    pub max_parallel_upgrades: Option<u32>,
+    /// How many of its nodes may be out at the same time; within the limit of the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = ("type(self) == int ? int(self) >= 1 : string(self).matches('^(100|[1-9][0-9]?)%$')", "a stage's maxUnavailable must be a number of nodes (1 or more) or a percentage such as 25%"))]
+    pub max_unavailable: Option<IntOrString>,
+    /// One node first, then two, four, eight at a time, as long as none fails.
+    #[serde(default)]
+    pub ramp: bool,
+    /// More failed nodes than this condemn the version: a number, or a percentage of the stage that rounds up. Not set: 0
+    /// for a stage that others wait for, `limits.failureThreshold` for the last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = ("type(self) == int ? int(self) >= 0 : string(self).matches('^(100|[0-9]{1,2})%$')", "a stage's failureThreshold must be a number of nodes (0 or more) or a percentage such as 20%"))]
+    pub failure_threshold: Option<IntOrString>,
+    /// How long its nodes are watched at work before the next stage opens. Not set: 48h for the first of several stages,
+    /// no time for the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bake: Option<BakeSpec>,
+    /// Who opens the next stage.
+    #[serde(default)]
+    pub promotion: Promotion,
+}
+
+/// How long the nodes of a stage are watched at work, and what must be seen in that time.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct BakeSpec {
+    /// How long.
+    #[serde(default = "default_bake")]
+    #[schemars(length(max = 20))]
+    #[x_kube(validation = ("self.matches('^([0-9]+(d|h|m|s))+$')", "bake.duration must be a duration such as 48h"))]
+    pub duration: String,
+    /// More restarts of driver containers than this fail the stage.
+    #[serde(default)]
+    pub max_driver_restarts: u32,
+    /// Hours of real work on its devices, devices times hours, without which the bake goes on.
+    #[serde(default)]
+    pub min_device_hours: u32,
+    /// Pods that started on its devices, without which the bake goes on.
+    #[serde(default)]
+    pub min_job_starts: u32,
+}
+
+impl Default for BakeSpec {
+    fn default() -> Self {
+        Self { duration: default_bake(), max_driver_restarts: 0, min_device_hours: 0, min_job_starts: 0 }
+    }
+}
+
+/// Who opens the next stage.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
+pub enum Promotion {
+    /// It opens when this one has passed.
+    #[default]
+    Auto,
+    /// A person does, with `pitcrew promote`.
+    Manual,
+}
+
+/// What happens when a stage fails.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
+pub enum OnFailure {
+    /// The version before it is put back, and upgraded nodes are brought back to it.
+    #[default]
+    Rollback,
+    /// Nothing new starts until a person decides.
+    Pause,
+}
+
+fn default_bake() -> String {
+    "48h".to_owned()
+}
+fn default_history() -> u32 {
+    20
+}

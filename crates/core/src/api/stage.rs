@@ -1,0 +1,95 @@
+//! How far the stages of a rollout are. Written before it is acted upon: a stage opens when the API says that the one
+//! before it has passed, whoever leads by then.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// One stage of a rollout.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StageStatus {
+    /// Its name.
+    pub name: String,
+    /// What it is doing.
+    pub phase: StagePhase,
+    /// Since when.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+    /// Its nodes; those that are left out do not count.
+    pub total: u32,
+    /// Those on the target and in service.
+    pub done: u32,
+    /// Those that failed and stay cordoned.
+    pub failed: u32,
+    /// What was seen of its nodes at work.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bake: Option<BakeStatus>,
+    /// Why it does not go on, or why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// What a stage is doing.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
+pub enum StagePhase {
+    /// The stages before it come first.
+    #[default]
+    Waiting,
+    /// Its nodes are upgraded.
+    Moving,
+    /// Its nodes are watched at work.
+    Baking,
+    /// A person has to say that the next one may begin.
+    AwaitingApproval,
+    /// The next one may begin.
+    Passed,
+    /// Too many of its nodes failed.
+    Failed,
+    /// Its nodes did not stand the test of work.
+    Spoiled,
+}
+
+impl StagePhase {
+    /// It went wrong.
+    pub fn is_bad(self) -> bool {
+        matches!(self, StagePhase::Failed | StagePhase::Spoiled)
+    }
+}
+
+/// What was seen of a stage's nodes at work. Only time in which somebody looked, and could judge, counts.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BakeStatus {
+    /// Since when they are watched.
+    pub since: Time,
+    /// When they were last looked at.
+    pub looked_at: Time,
+    /// How much of the time since then counts, in seconds.
+    pub seconds: i64,
+    /// How much of it is needed.
+    pub needed_seconds: i64,
+    /// Devices at work, times seconds.
+    #[serde(default)]
+    pub device_seconds: i64,
+    /// Pods that started on the devices.
+    #[serde(default)]
+    pub job_starts: u32,
+}
+
+/// A person's word that the stage after this one may begin.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StagePromotion {
+    /// The stage that has done enough.
+    #[schemars(length(max = 63))]
+    pub stage: String,
+    /// Who said so.
+    #[schemars(length(max = 253))]
+    pub by: String,
+    /// When.
+    pub at: Time,
+    /// Without waiting for the rest of its bake, or in spite of what was seen in it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub skip_bake: bool,
+}

@@ -1,0 +1,134 @@
+//! The bake: the nodes of a stage are watched at work before the next stage opens.
+//!
+//! Only time counts in which somebody looked and could judge: it is added up look by look, so a controller that was away,
+//! a clock that jumped and a node that was down make the bake longer and never shorter. It never passes by default.
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::members::{Freshness, Member};
+use super::pool::View;
+use crate::api::{BakeStatus, stamp};
+use crate::contract::State;
+use crate::policy::Bake;
+use crate::snapshot::{Pod, Trouble};
+
+/// How often nodes are looked at: 48 hours take 288 writes.
+const LOOK_EVERY_MAX: SignedDuration = SignedDuration::from_mins(10);
+/// A short bake is looked at so many times.
+const LOOKS_MIN: i64 = 20;
+
+/// What a look brought.
+pub(super) enum Look {
+    /// It goes on; the sentence says what is missing beside time.
+    Goes(BakeStatus, Option<String>),
+    /// It is over, and all is well.
+    Over(BakeStatus),
+    /// The nodes did not stand it.
+    Spoiled(String),
+}
+
+/// A bake that begins now.
+pub(super) fn begin(bake: &Bake, now: Timestamp) -> BakeStatus {
+    BakeStatus {
+        since: stamp(now),
+        looked_at: stamp(now),
+        seconds: 0,
+        needed_seconds: bake.duration.as_secs(),
+        device_seconds: 0,
+        job_starts: 0,
+    }
+}
+
+fn every(bake: &Bake) -> i64 {
+    (bake.duration.as_secs() / LOOKS_MIN).clamp(1, LOOK_EVERY_MAX.as_secs())
+}
+
+/// When the nodes are looked at next.
+pub(super) fn due(bake: &Bake, status: &BakeStatus) -> Timestamp {
+    let left = bake.duration.as_secs().saturating_sub(status.seconds);
+    let next = if left > 0 { every(bake).min(left) } else { every(bake) };
+    status.looked_at.0.saturating_add(SignedDuration::from_secs(next)).unwrap_or(Timestamp::MAX)
+}
+
+/// Looks at the nodes of a stage.
+pub(super) fn look(view: &View<'_>, bake: &Bake, before: &BakeStatus, nodes: &[&Member<'_>]) -> Look {
+    if let Some(what) = spoiled(view, bake, before, nodes) {
+        return Look::Spoiled(what);
+    }
+    let now = stamp(view.snapshot.now);
+    let unjudged = nodes.iter().find_map(|member| unjudged(member));
+    let mut status = BakeStatus { needed_seconds: bake.duration.as_secs(), ..before.clone() };
+    let passed = now.0.duration_since(before.looked_at.0).as_secs();
+    if view.snapshot.now >= due(bake, before) || passed < 0 {
+        // A clock that was set back is believed from now on; one that jumped ahead counts as one look.
+        let counted = if unjudged.is_some() { 0 } else { passed.clamp(0, 2 * every(bake)) };
+        let started =
+            nodes.iter().flat_map(|m| view.users(m)).filter(|pod| pod.started > Some(before.looked_at.0));
+        status.job_starts =
+            before.job_starts.saturating_add(u32::try_from(started.count()).unwrap_or(u32::MAX));
+        status.seconds = before.seconds.saturating_add(counted);
+        status.device_seconds =
+            before.device_seconds.saturating_add(counted.saturating_mul(at_work(view, nodes)));
+        status.looked_at = now;
+    }
+    let missing = unjudged.or_else(|| too_little(bake, &status));
+    let over = status.seconds >= status.needed_seconds && missing.is_none();
+    if over { Look::Over(status) } else { Look::Goes(status, missing) }
+}
+
+/// What no driver that is any good does to its node.
+fn spoiled(view: &View<'_>, bake: &Bake, before: &BakeStatus, nodes: &[&Member<'_>]) -> Option<String> {
+    for member in nodes {
+        let named = |kind: &str| view.policy.health.conditions.iter().any(|named| named == kind);
+        let since = |at: Option<Timestamp>| at.is_none_or(|at| at >= before.since.0);
+        let bad = member.node.conditions.iter().find(|c| c.holds && named(&c.kind) && since(c.heartbeat));
+        if let Some(condition) = bad {
+            return Some(format!("node {} has the condition {}", member.name, condition.kind));
+        }
+    }
+    let restarted = |member: &&&Member<'_>| {
+        let boots = member.node.last_visit.as_ref().and_then(|last| last.boot.as_deref());
+        let same_boot = boots.is_none_or(|boot| boot == &*member.node.boot_id);
+        // In a crash loop it does not even run.
+        let loops = |pod: &Pod| !pod.ready && pod.trouble.as_ref().is_some_and(Trouble::is_serious);
+        let again = |pod: &Pod| pod.restarts > 0 && (pod.started > Some(before.since.0) || loops(pod));
+        same_boot && member.pod.is_some_and(again)
+    };
+    let restarts: Vec<&&Member<'_>> = nodes.iter().filter(restarted).collect();
+    (restarts.len() > bake.max_driver_restarts as usize).then(|| {
+        let first = restarts.first().map(|member| member.name.to_string()).unwrap_or_default();
+        format!("the driver restarted by itself on {} of its nodes, the first is {first}", restarts.len())
+    })
+}
+
+/// Why nothing can be said about a node now.
+fn unjudged(member: &Member<'_>) -> Option<String> {
+    let name = member.name;
+    match () {
+        () if member.state() == State::UpgradeFailed => None,
+        () if !member.node.ready => Some(format!("node {name} is not Ready; that time does not count")),
+        () if member.sync != Freshness::InSync || member.state() != State::UpgradeDone => {
+            Some(format!("node {name} is not in service with the new driver; that time does not count"))
+        }
+        () if !member.driver_ready => {
+            Some(format!("the driver of node {name} is not ready; that time does not count"))
+        }
+        () => None,
+    }
+}
+
+/// What has to be seen before the bake may end.
+fn too_little(bake: &Bake, status: &BakeStatus) -> Option<String> {
+    let hours = status.device_seconds / 3600;
+    if hours < i64::from(bake.min_device_hours) {
+        return Some(format!("{hours} of {} device hours of work seen", bake.min_device_hours));
+    }
+    (status.job_starts < bake.min_job_starts)
+        .then(|| format!("{} of {} starts of work seen", status.job_starts, bake.min_job_starts))
+}
+
+/// Devices that are at work on these nodes now.
+fn at_work(view: &View<'_>, nodes: &[&Member<'_>]) -> i64 {
+    let pods = nodes.iter().flat_map(|member| view.users(member)).filter(|pod| pod.ready);
+    pods.map(|pod| i64::from(pod.devices())).sum()
+}

@@ -1,0 +1,313 @@
+//! The stages of a pool: which node belongs to which, which of them are open, and how far each is.
+//!
+//! What opens a stage is what the rollout's status says of those before it, as the API has it: a decision is written
+//! first and acted upon in a later pass, by whoever leads then. A pool without stages goes as one, and nothing here
+//! changes anything about it.
+
+use std::borrow::Cow;
+
+use jiff::Timestamp;
+
+use super::bake;
+use super::members::{Freshness, Member};
+use super::pool::View;
+use crate::api::{Promotion, StagePhase, StagePromotion, StageStatus, stamp};
+use crate::contract::{CANARY_LABEL, State};
+use crate::names::NodeName;
+use crate::policy::{Pick, RolloutRules, Stage};
+use crate::reason::{Limit, Reason};
+
+/// The stages of one pool in one pass.
+pub(super) struct Stages<'a> {
+    stages: Cow<'a, [Stage]>,
+    /// What the rollout's status says of each.
+    said: Vec<Option<&'a StageStatus>>,
+    promotions: &'a [StagePromotion],
+    /// The stage of each member.
+    of: Vec<usize>,
+    counts: Vec<Count>,
+}
+
+/// The nodes of a stage, counted. Those that are left out do not count.
+#[derive(Clone, Default)]
+struct Count {
+    total: usize,
+    done: usize,
+    failed: usize,
+    moving: usize,
+    out: usize,
+    /// The first that is neither done nor failed.
+    unfinished: Option<NodeName>,
+}
+
+/// How far all stages are, and when to look again.
+pub(super) struct Progress {
+    pub(super) stages: Vec<StageStatus>,
+    pub(super) wake_at: Option<Timestamp>,
+}
+
+impl<'a> Stages<'a> {
+    pub(super) fn of(view: &View<'a>, members: &[Member<'a>]) -> Self {
+        let said = view.said().map(|status| status.stages.as_slice()).unwrap_or_default();
+        let rules = &view.policy.rollout;
+        let stages: Cow<'a, [Stage]> = if rules.stages.is_empty() {
+            let labelled = |member: &Member<'_>| member.node.mark(CANARY_LABEL) == Some("true");
+            // Once there were canaries, the others wait for them, whoever takes the label away.
+            let canaries = !said.is_empty() || members.iter().any(labelled);
+            Cow::Owned(if canaries { RolloutRules::implicit(&view.policy.limits) } else { vec![] })
+        } else {
+            Cow::Borrowed(&rules.stages)
+        };
+        let of = assign(&stages, members);
+        let counts = count(view, &stages, &of, members);
+        let said = stages.iter().map(|stage| said.iter().find(|said| said.name == stage.name)).collect();
+        Self { stages, said, promotions: view.promotions(), of, counts }
+    }
+
+    /// The stage of a member, by its place among them.
+    pub(super) fn index(&self, member: usize) -> usize {
+        self.of.get(member).copied().unwrap_or_default()
+    }
+
+    fn phase(&self, stage: usize) -> StagePhase {
+        self.said[stage].map(|said| said.phase).unwrap_or_default()
+    }
+
+    /// All stages before this one are open, and this is the first that has not passed.
+    fn frontier(&self) -> usize {
+        (0..self.stages.len()).take_while(|stage| self.phase(*stage) == StagePhase::Passed).count()
+    }
+
+    /// Why a node of this stage may not start, if it may not.
+    pub(super) fn refuses(&self, stage: usize) -> Option<Reason> {
+        let bad = self.said.iter().flatten().find(|said| said.phase.is_bad());
+        if let Some(StageStatus { name, message, .. }) = bad {
+            let why = message.clone().unwrap_or_default();
+            return Some(Reason::StageFailed { stage: name.clone(), why });
+        }
+        self.is_closed(stage).then(|| {
+            let before = self.frontier();
+            Reason::StageClosed {
+                stage: self.stages[stage].name.clone(),
+                before: self.stages[before].name.clone(),
+                phase: self.phase(before),
+            }
+        })
+    }
+
+    /// The stages before it come first.
+    pub(super) fn is_closed(&self, stage: usize) -> bool {
+        !self.stages.is_empty() && stage > self.frontier()
+    }
+
+    /// What each stage allows apart from the pool's limits.
+    pub(super) fn rooms(&self) -> Vec<Room> {
+        self.stages.iter().zip(&self.counts).map(|(stage, count)| Room::of(stage, count)).collect()
+    }
+
+    /// How far each stage is now.
+    pub(super) fn progress(&self, view: &View<'_>, members: &[Member<'_>]) -> Progress {
+        let mut wake_at: Option<Timestamp> = None;
+        let frontier = self.frontier();
+        let stages = self.stages.iter().enumerate().map(|(index, stage)| {
+            let nodes = members.iter().zip(&self.of).filter(|(_, of)| **of == index && index == frontier);
+            let nodes: Vec<&Member<'_>> =
+                nodes.map(|(member, _)| member).filter(|member| !is_left_out(view, member)).collect();
+            let before = self.before(index);
+            let next = self.next(view, index, before.clone(), &nodes);
+            if next.phase == StagePhase::Baking
+                && let (Some(bake), Some(status)) = (&stage.bake, &next.bake)
+            {
+                let due = bake::due(bake, status);
+                wake_at = Some(wake_at.map_or(due, |at| at.min(due)));
+            }
+            let since =
+                if next.phase == before.phase { before.since } else { Some(stamp(view.snapshot.now)) };
+            StageStatus { since, ..next }
+        });
+        let stages = stages.collect();
+        Progress { stages, wake_at }
+    }
+
+    /// What was said of a stage, with its nodes counted anew.
+    fn before(&self, index: usize) -> StageStatus {
+        let Count { total, done, failed, .. } = self.counts[index];
+        let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        StageStatus {
+            name: self.stages[index].name.clone(),
+            total: number(total),
+            done: number(done),
+            failed: number(failed),
+            ..self.said[index].cloned().unwrap_or_default()
+        }
+    }
+
+    fn next(&self, view: &View<'_>, index: usize, before: StageStatus, nodes: &[&Member<'_>]) -> StageStatus {
+        let (stage, count) = (&self.stages[index], &self.counts[index]);
+        if index != self.frontier() {
+            return before;
+        }
+        if self.promoted(&stage.name).is_some_and(|promotion| promotion.skip_bake) && count.is_complete() {
+            return StageStatus { phase: StagePhase::Passed, message: None, ..before };
+        }
+        let limit = stage.failure_threshold.of(count.total);
+        if before.phase == StagePhase::Spoiled {
+            return before;
+        }
+        if count.failed > limit {
+            let message =
+                format!("{} of its {} nodes failed, and at most {limit} may", count.failed, count.total);
+            return StageStatus { phase: StagePhase::Failed, message: Some(message), ..before };
+        }
+        if count.total == 0 && matches!(stage.pick, Pick::Labelled(_)) {
+            let phase = if before.phase == StagePhase::Waiting { StagePhase::Moving } else { before.phase };
+            let message = format!("no node of the pool belongs to stage {}; label one", stage.name);
+            return StageStatus { phase, message: Some(message), ..before };
+        }
+        match before.phase {
+            StagePhase::Baking => self.baking(view, stage, before, nodes),
+            StagePhase::AwaitingApproval => self.approved(stage, before),
+            _ if count.is_complete() => match &stage.bake {
+                Some(bake) => {
+                    let begun = Some(bake::begin(bake, view.snapshot.now));
+                    StageStatus { phase: StagePhase::Baking, bake: begun, message: None, ..before }
+                }
+                None => self.approved(stage, before),
+            },
+            _ => StageStatus { phase: StagePhase::Moving, message: None, ..before },
+        }
+    }
+
+    fn baking(
+        &self,
+        view: &View<'_>,
+        stage: &Stage,
+        before: StageStatus,
+        nodes: &[&Member<'_>],
+    ) -> StageStatus {
+        let (Some(rules), Some(status)) = (&stage.bake, &before.bake) else {
+            return self.approved(stage, before);
+        };
+        match bake::look(view, rules, status, nodes) {
+            bake::Look::Goes(status, message) => StageStatus { bake: Some(status), message, ..before },
+            bake::Look::Spoiled(message) => {
+                StageStatus { phase: StagePhase::Spoiled, message: Some(message), ..before }
+            }
+            bake::Look::Over(status) => self.approved(stage, StageStatus { bake: Some(status), ..before }),
+        }
+    }
+
+    /// All that can be seen has been seen: the next stage opens, or a person has to say so.
+    fn approved(&self, stage: &Stage, before: StageStatus) -> StageStatus {
+        let waits = stage.promotion == Promotion::Manual && self.promoted(&stage.name).is_none();
+        let (phase, message) = if waits {
+            (StagePhase::AwaitingApproval, Some(format!("a person has to promote stage {}", stage.name)))
+        } else {
+            (StagePhase::Passed, None)
+        };
+        StageStatus { phase, message, ..before }
+    }
+
+    fn promoted(&self, stage: &str) -> Option<&'a StagePromotion> {
+        self.promotions.iter().rev().find(|promotion| promotion.stage == stage)
+    }
+}
+
+impl Count {
+    fn is_complete(&self) -> bool {
+        self.unfinished.is_none()
+    }
+}
+
+/// The stage of each member: the first that takes it.
+fn assign(stages: &[Stage], members: &[Member<'_>]) -> Vec<usize> {
+    if stages.is_empty() {
+        return Vec::new();
+    }
+    let mut left: Vec<usize> = stages
+        .iter()
+        .map(|stage| match &stage.pick {
+            Pick::First(amount) => amount.of(members.len()),
+            Pick::Labelled(_) | Pick::Rest => usize::MAX,
+        })
+        .collect();
+    let mut takes = |member: &Member<'_>, index: usize| {
+        let fits = match &stages[index].pick {
+            Pick::Labelled(labels) => labels.iter().all(|(k, v)| member.node.labels().get(k) == Some(v)),
+            Pick::First(_) => left[index] > 0,
+            Pick::Rest => true,
+        };
+        left[index] -= usize::from(fits);
+        fits
+    };
+    let last = stages.len() - 1;
+    members.iter().map(|member| (0..last).find(|index| takes(member, *index)).unwrap_or(last)).collect()
+}
+
+/// A person has left it out, and nothing was done to it: its stage does not wait for it.
+fn is_left_out(view: &View<'_>, member: &Member<'_>) -> bool {
+    let skipped = member.node.mark(&view.policy.keys.skip) == Some("true");
+    let waits = matches!(member.state(), State::Unknown | State::UpgradeRequired | State::UpgradeDone);
+    skipped && waits && member.sync != Freshness::InSync
+}
+
+fn count(view: &View<'_>, stages: &[Stage], of: &[usize], members: &[Member<'_>]) -> Vec<Count> {
+    let mut counts = vec![Count::default(); stages.len()];
+    for (member, stage) in members.iter().zip(of) {
+        let state = member.state();
+        let moving = state.in_flight() || member.moving_to(view.policy).is_some_and(State::in_flight);
+        let done = state == State::UpgradeDone && member.sync == Freshness::InSync;
+        let count = &mut counts[*stage];
+        count.moving += usize::from(moving);
+        count.out += usize::from(moving || member.node.is_out());
+        if is_left_out(view, member) {
+            continue;
+        }
+        count.total += 1;
+        count.done += usize::from(done);
+        count.failed += usize::from(state == State::UpgradeFailed);
+        if !done && state != State::UpgradeFailed && count.unfinished.is_none() {
+            count.unfinished = Some(member.name.clone());
+        }
+    }
+    counts
+}
+
+/// What a stage allows apart from the limits of its pool.
+#[derive(Clone)]
+pub(super) struct Room {
+    stage: String,
+    moving: usize,
+    out: usize,
+    max_moving: Option<usize>,
+    max_out: Option<usize>,
+}
+
+impl Room {
+    fn of(stage: &Stage, count: &Count) -> Self {
+        // One, two, four, eight: as many as have been done, and one more. After a failure, one by one.
+        let ramp = stage.ramp.then_some(if count.failed > 0 { 1 } else { count.done + 1 });
+        let own = stage.max_parallel.map(|limit| limit as usize);
+        Self {
+            stage: stage.name.clone(),
+            moving: count.moving,
+            out: count.out,
+            max_moving: [ramp, own].into_iter().flatten().min(),
+            max_out: stage.max_unavailable.map(|amount| amount.of(count.total)),
+        }
+    }
+
+    /// The limit that keeps one more from starting.
+    pub(super) fn full(&self, already_out: bool) -> Option<Limit> {
+        let moving = self.max_moving.filter(|limit| self.moving >= *limit);
+        let out = self.max_out.filter(|limit| !already_out && self.out >= *limit);
+        let limit = moving.or(out)?;
+        Some(Limit::Stage { stage: self.stage.clone(), limit, moving: moving.is_some() })
+    }
+
+    /// One more starts.
+    pub(super) fn take(&mut self, already_out: bool) {
+        self.moving += 1;
+        self.out += usize::from(!already_out);
+    }
+}

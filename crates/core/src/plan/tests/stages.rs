@@ -1,0 +1,318 @@
+//! Stages: who goes first, what opens the next one, and what a bake sees.
+
+use jiff::SignedDuration;
+use serde_json::{Value, json};
+
+use super::fixture::*;
+use crate::api::{RolloutPhase, StagePhase, StagePromotion, StageStatus, stamp};
+use crate::contract::State;
+use crate::reason::Reason;
+use crate::snapshot::Condition;
+
+const HOUR: i64 = 3600;
+
+/// Four outdated nodes, of which `gpu-3` carries the documented label.
+fn labelled() -> Fleet {
+    let outdated = |n: NodeSpec| n.outdated();
+    Fleet::new()
+        .nodes(2, outdated)
+        .with(node("gpu-3").outdated().label("gpu-canary", "true"))
+        .with(node("gpu-4").outdated())
+}
+
+/// Six outdated nodes under a DriverPolicy with these stages; nobody limits them otherwise.
+fn staged(stages: Value) -> Fleet {
+    let spec = json!({
+        "driver": {"name": "gpu"},
+        "upgradePolicy": {"maxParallelUpgrades": 0, "maxUnavailable": "100%"},
+        "rollout": {"stages": stages},
+    });
+    Fleet::without_policy().driver_policy("gpu", spec).nodes(6, NodeSpec::outdated)
+}
+
+fn stages(fleet: &Fleet) -> Vec<StageStatus> {
+    let (_, rollout) = fleet.snapshot.rollouts.last_key_value().unwrap();
+    rollout.status.as_ref().unwrap().stages.clone()
+}
+
+fn phases(fleet: &Fleet) -> Vec<(String, StagePhase)> {
+    stages(fleet).into_iter().map(|stage| (stage.name, stage.phase)).collect()
+}
+
+fn phase(fleet: &Fleet) -> RolloutPhase {
+    let (_, rollout) = fleet.snapshot.rollouts.last_key_value().unwrap();
+    rollout.status.as_ref().unwrap().phase
+}
+
+fn done(fleet: &Fleet) -> Vec<String> {
+    let nodes = fleet.pool().nodes;
+    let done = nodes.into_iter().filter(|(_, v)| v.state == State::UpgradeDone);
+    done.map(|(name, _)| name.to_string()).collect()
+}
+
+/// Passes, and time in between, for so long.
+fn live(fleet: &mut Fleet, seconds: i64) {
+    let end = fleet.snapshot.now + SignedDuration::from_secs(seconds);
+    while fleet.snapshot.now < end {
+        fleet.settle();
+        let wake = fleet.plan().wake_at.unwrap_or(end).min(end);
+        fleet.snapshot.now = wake.max(fleet.snapshot.now);
+    }
+    fleet.settle();
+}
+
+fn promote(fleet: &mut Fleet, stage: &str, skip_bake: bool) {
+    let at = stamp(fleet.snapshot.now);
+    let (_, rollout) = fleet.snapshot.rollouts.iter_mut().next_back().unwrap();
+    rollout.spec.promotions.push(StagePromotion { stage: stage.into(), by: "mei".into(), at, skip_bake });
+}
+
+#[test]
+fn the_documented_label_makes_a_canary_that_bakes_for_two_days() {
+    let mut fleet = labelled();
+    live(&mut fleet, HOUR);
+    assert_eq!(done(&fleet), ["gpu-3"]);
+    assert_eq!(phase(&fleet), RolloutPhase::Baking);
+    insta::assert_snapshot!(fleet.why("gpu-1"), @"stage fleet is not open yet: stage canary is watched at work");
+    live(&mut fleet, 46 * HOUR);
+    assert_eq!(done(&fleet), ["gpu-3"]);
+    live(&mut fleet, 3 * HOUR);
+    assert_eq!(done(&fleet).len(), 4);
+    assert_eq!(phase(&fleet), RolloutPhase::Done);
+    let all_passed = stages(&fleet).iter().all(|stage| stage.phase == StagePhase::Passed);
+    assert!(all_passed, "{:?}", phases(&fleet));
+}
+
+#[test]
+fn without_label_and_stages_the_pool_goes_as_one() {
+    let mut fleet = Fleet::new().nodes(3, NodeSpec::outdated);
+    fleet.play();
+    assert_eq!(done(&fleet).len(), 3);
+    assert_eq!(stages(&fleet), []);
+}
+
+#[test]
+fn a_canary_that_loses_its_label_does_not_open_the_fleet() {
+    let mut fleet = labelled();
+    fleet.step();
+    fleet.step();
+    live(&mut fleet, 60);
+    fleet.node_mut("gpu-3").set_label("gpu-canary", None);
+    live(&mut fleet, 100 * HOUR);
+    assert_eq!(done(&fleet), ["gpu-3"]);
+    let message = stages(&fleet)[0].message.clone().unwrap();
+    insta::assert_snapshot!(message, @"no node of the pool belongs to stage canary; label one");
+    insta::assert_snapshot!(fleet.why("gpu-1"), @"stage fleet is not open yet: stage canary is watched at work");
+}
+
+#[test]
+fn nodes_belong_to_the_first_stage_that_takes_them_and_the_rest_goes_last() {
+    let mut fleet = staged(json!([
+        {"name": "one", "count": 1, "bake": {"duration": "1h"}},
+        {"name": "some", "count": "50%", "bake": {"duration": "1h"}},
+    ]));
+    live(&mut fleet, 60);
+    assert_eq!(done(&fleet), ["gpu-1"]);
+    live(&mut fleet, HOUR + 120);
+    assert_eq!(done(&fleet), ["gpu-1", "gpu-2", "gpu-3", "gpu-4"]);
+    live(&mut fleet, HOUR + 120);
+    assert_eq!(done(&fleet).len(), 6);
+    assert_eq!(phase(&fleet), RolloutPhase::Done);
+}
+
+#[test]
+fn a_stage_without_a_node_opens_nothing() {
+    let mut fleet = staged(json!([{"name": "canary", "nodeSelector": {"rack": "none"}}]));
+    live(&mut fleet, 100 * HOUR);
+    assert_eq!(done(&fleet), [""; 0]);
+    let message = stages(&fleet)[0].message.clone().unwrap();
+    insta::assert_snapshot!(message, @"no node of the pool belongs to stage canary; label one");
+}
+
+#[test]
+fn a_failed_canary_stops_everything_and_nobody_else_is_touched() {
+    let mut fleet = labelled();
+    fleet.crashes_on.insert("gpu-3".to_owned());
+    live(&mut fleet, HOUR);
+    assert_eq!(phase(&fleet), RolloutPhase::Halted);
+    insta::assert_snapshot!(
+        fleet.why("gpu-1"),
+        @"stage canary has failed, so nothing new starts: 1 of its 1 nodes failed, and at most 0 may"
+    );
+    live(&mut fleet, 100 * HOUR);
+    for untouched in ["gpu-1", "gpu-2", "gpu-4"] {
+        assert_eq!(fleet.states_of(untouched), ["upgrade-required"], "{untouched}");
+    }
+}
+
+#[test]
+fn a_canary_that_is_mended_goes_on() {
+    let mut fleet = labelled();
+    fleet.crashes_on.insert("gpu-3".to_owned());
+    live(&mut fleet, HOUR);
+    fleet.crashes_on.clear();
+    fleet.set_label("gpu-3", "upgrade-required");
+    live(&mut fleet, HOUR);
+    assert_eq!(phase(&fleet), RolloutPhase::Baking);
+    live(&mut fleet, 49 * HOUR);
+    assert_eq!(done(&fleet).len(), 4);
+}
+
+#[test]
+fn nodes_that_are_left_out_do_not_hold_their_stage_up() {
+    let mut fleet = labelled().with(node("gpu-5").outdated().label("gpu-canary", "true").skipped());
+    live(&mut fleet, 50 * HOUR);
+    assert_eq!(done(&fleet), ["gpu-1", "gpu-2", "gpu-3", "gpu-4"]);
+}
+
+#[test]
+fn a_condition_in_the_bake_spoils_it() {
+    let mut fleet = labelled();
+    live(&mut fleet, HOUR);
+    let heartbeat = Some(fleet.snapshot.now);
+    let condition = Condition { kind: "GpuDcgmConnectivityFailure".into(), holds: true, heartbeat };
+    fleet.node_mut("gpu-3").conditions.push(condition);
+    live(&mut fleet, 1);
+    assert_eq!(stages(&fleet)[0].phase, StagePhase::Spoiled);
+    fleet.node_mut("gpu-3").conditions.clear();
+    live(&mut fleet, 100 * HOUR);
+    assert_eq!(done(&fleet), ["gpu-3"], "what was seen was seen");
+    insta::assert_snapshot!(
+        fleet.why("gpu-1"),
+        @"stage canary has failed, so nothing new starts: node gpu-3 has the condition GpuDcgmConnectivityFailure"
+    );
+}
+
+#[test]
+fn a_driver_that_restarts_by_itself_spoils_the_bake_and_a_boot_does_not() {
+    let mut fleet = labelled();
+    live(&mut fleet, HOUR);
+    let now = fleet.snapshot.now;
+    let restart = |fleet: &mut Fleet| {
+        let driver = fleet.driver_mut("gpu-3");
+        (driver.restarts, driver.started) = (1, Some(now));
+    };
+    let mut booted = fleet.clone();
+    restart(&mut fleet);
+    live(&mut fleet, 1);
+    assert_eq!(stages(&fleet)[0].phase, StagePhase::Spoiled);
+    booted.node_mut("gpu-3").boot_id = "another".into();
+    restart(&mut booted);
+    let last = booted.node_mut("gpu-3").last_visit.as_mut().unwrap();
+    last.boot = Some("the first".to_owned());
+    live(&mut booted, 1);
+    assert_eq!(stages(&booted)[0].phase, StagePhase::Baking);
+}
+
+#[test]
+fn time_in_which_nobody_looked_does_not_count() {
+    let mut fleet = labelled();
+    live(&mut fleet, 10 * HOUR);
+    fleet.wait(40 * HOUR);
+    live(&mut fleet, HOUR);
+    assert_eq!(phase(&fleet), RolloutPhase::Baking, "a clock that jumps, a controller that was away");
+    live(&mut fleet, 37 * HOUR);
+    assert_eq!(done(&fleet).len(), 4);
+}
+
+#[test]
+fn time_in_which_a_node_is_down_does_not_count() {
+    let mut fleet = labelled();
+    live(&mut fleet, HOUR);
+    fleet.node_mut("gpu-3").ready = false;
+    live(&mut fleet, 60 * HOUR);
+    assert_eq!(phase(&fleet), RolloutPhase::Baking);
+    let message = stages(&fleet)[0].message.clone().unwrap();
+    insta::assert_snapshot!(message, @"node gpu-3 is not Ready; that time does not count");
+    fleet.node_mut("gpu-3").ready = true;
+    live(&mut fleet, 49 * HOUR);
+    assert_eq!(done(&fleet).len(), 4);
+}
+
+#[test]
+fn too_little_work_makes_a_bake_longer() {
+    let mut fleet = staged(json!([
+        {"name": "canary", "count": 1, "bake": {"duration": "2h", "minDeviceHours": 4, "minJobStarts": 1}},
+    ]));
+    live(&mut fleet, 5 * HOUR);
+    assert_eq!(phase(&fleet), RolloutPhase::Baking);
+    let message = stages(&fleet)[0].message.clone().unwrap();
+    insta::assert_snapshot!(message, @"0 of 4 device hours of work seen");
+    fleet.put(&"gpu-1".into(), pod("train").gpus(4));
+    fleet.work_mut("gpu-1", "train").started = Some(fleet.snapshot.now + SignedDuration::from_secs(1));
+    live(&mut fleet, 30 * 60);
+    assert_eq!(phase(&fleet), RolloutPhase::Baking);
+    live(&mut fleet, HOUR);
+    assert_eq!(done(&fleet).len(), 6);
+}
+
+#[test]
+fn a_person_opens_the_next_stage_where_the_policy_says_so() {
+    let mut fleet = staged(json!([
+        {"name": "canary", "count": 1, "bake": {"duration": "0s"}, "promotion": "Manual"},
+    ]));
+    live(&mut fleet, 100 * HOUR);
+    assert_eq!((phase(&fleet), done(&fleet).len()), (RolloutPhase::AwaitingApproval, 1));
+    promote(&mut fleet, "canary", false);
+    live(&mut fleet, HOUR);
+    assert_eq!((phase(&fleet), done(&fleet).len()), (RolloutPhase::Done, 6));
+}
+
+#[test]
+fn a_person_may_cut_a_bake_short() {
+    let mut fleet = labelled();
+    live(&mut fleet, HOUR);
+    promote(&mut fleet, "canary", true);
+    live(&mut fleet, HOUR);
+    assert_eq!(phase(&fleet), RolloutPhase::Done);
+}
+
+#[test]
+fn a_stage_that_ramps_up_takes_one_then_two_then_four() {
+    let mut fleet = staged(json!([{"name": "all", "ramp": true}]));
+    let mut most = vec![];
+    for _ in 0..200 {
+        fleet.step();
+        let moving = fleet.pool().nodes.values().filter(|v| v.state.in_flight()).count();
+        if most.last() != Some(&moving) && moving > 0 {
+            most.push(moving);
+        }
+    }
+    assert_eq!(done(&fleet).len(), 6);
+    assert_eq!(most, [1, 2, 3], "six nodes are one, two, and the three that are left");
+}
+
+#[test]
+fn a_stage_has_limits_of_its_own_within_those_of_the_pool() {
+    let mut fleet = staged(json!([{"name": "all", "maxParallelUpgrades": 2}]));
+    fleet.settle();
+    fleet.step();
+    for _ in 0..100 {
+        fleet.step();
+        assert!(fleet.pool().nodes.values().filter(|v| v.state.in_flight()).count() <= 2);
+    }
+    assert_eq!(done(&fleet).len(), 6);
+}
+
+#[test]
+fn a_paused_pool_opens_nothing() {
+    let mut fleet = labelled();
+    live(&mut fleet, HOUR);
+    fleet.pause(true);
+    live(&mut fleet, 100 * HOUR);
+    assert_eq!(stages(&fleet)[0].phase, StagePhase::Baking);
+    fleet.pause(false);
+    live(&mut fleet, 49 * HOUR);
+    assert_eq!(done(&fleet).len(), 4);
+}
+
+#[test]
+fn a_node_without_any_driver_does_not_wait_for_its_stage() {
+    let mut fleet = labelled();
+    live(&mut fleet, HOUR);
+    let waits = keys("gpu").safe_load;
+    fleet = fleet.with(node("gpu-5").labelled(State::Unknown).annotation(&waits, "true"));
+    live(&mut fleet, HOUR);
+    assert!(!matches!(fleet.reason("gpu-5"), Reason::StageClosed { .. }), "{}", fleet.why("gpu-5"));
+    assert_eq!(done(&fleet), ["gpu-3", "gpu-5"]);
+}

@@ -1,0 +1,236 @@
+//! `spec.rollout`: the parts of a pool in their order, every value known.
+
+use jiff::SignedDuration;
+
+use super::parse::{amount, duration, problem};
+use super::{Amount, Limits, Problem};
+use crate::api::{BakeSpec, OnFailure, Promotion, RolloutPolicySpec, StageSpec};
+use crate::contract::CANARY_LABEL;
+use crate::selector::Labels;
+
+/// How a new version reaches a pool.
+#[derive(Clone, Debug)]
+pub struct RolloutRules {
+    /// The stages that the policy names, and after them the rest. Empty: it names none.
+    pub stages: Vec<Stage>,
+    /// What happens when one fails.
+    pub on_failure: OnFailure,
+    /// So many finished rollouts are kept.
+    pub history: usize,
+}
+
+/// A part of a pool that goes together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stage {
+    /// Its name.
+    pub name: String,
+    /// Which nodes.
+    pub pick: Pick,
+    /// So many of them move at once; `None`: as many as the pool allows.
+    pub max_parallel: Option<u32>,
+    /// So many of them may be out; `None`: as many as the pool allows.
+    pub max_unavailable: Option<Amount>,
+    /// One first, then two, four, eight at a time.
+    pub ramp: bool,
+    /// More failed nodes than this condemn the version.
+    pub failure_threshold: Amount,
+    /// Watched at work before the next one opens.
+    pub bake: Option<Bake>,
+    /// Who opens the next one.
+    pub promotion: Promotion,
+}
+
+/// Which of the nodes that are left belong to a stage.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Pick {
+    /// Those with these labels.
+    Labelled(Labels),
+    /// So many, the first by name.
+    First(Amount),
+    /// All of them.
+    Rest,
+}
+
+/// What must be seen of a stage's nodes at work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bake {
+    /// For how long.
+    pub duration: SignedDuration,
+    /// More restarts of drivers fail it.
+    pub max_driver_restarts: u32,
+    /// Devices at work, times hours.
+    pub min_device_hours: u32,
+    /// Pods that started on the devices.
+    pub min_job_starts: u32,
+}
+
+/// The stage of those that no other takes.
+const FLEET: &str = "fleet";
+/// The stage that the documented label makes.
+const CANARY: &str = "canary";
+
+impl RolloutRules {
+    /// What is said where nothing is: one stage, unless nodes are labelled.
+    pub(super) fn standard(limits: &Limits) -> Result<Self, Problem> {
+        rollout(&RolloutPolicySpec::default(), limits)
+    }
+
+    /// The stages of a pool in which nodes carry the documented label and whose policy names none.
+    pub fn implicit(limits: &Limits) -> Vec<Stage> {
+        let labels = Labels::from([(CANARY_LABEL.to_owned(), "true".to_owned())]);
+        let bake = Bake {
+            duration: SignedDuration::from_hours(48),
+            max_driver_restarts: 0,
+            min_device_hours: 0,
+            min_job_starts: 0,
+        };
+        let failure_threshold = Amount::Nodes(0);
+        let canary = Stage { name: CANARY.to_owned(), pick: Pick::Labelled(labels), ..Stage::rest(limits) };
+        vec![Stage { bake: Some(bake), failure_threshold, ..canary }, Stage::rest(limits)]
+    }
+}
+
+impl Stage {
+    fn rest(limits: &Limits) -> Self {
+        Self {
+            name: FLEET.to_owned(),
+            pick: Pick::Rest,
+            max_parallel: None,
+            max_unavailable: None,
+            ramp: false,
+            failure_threshold: limits.failure_threshold,
+            bake: None,
+            promotion: Promotion::Auto,
+        }
+    }
+}
+
+pub(super) fn rollout(spec: &RolloutPolicySpec, limits: &Limits) -> Result<RolloutRules, Problem> {
+    let mut stages = Vec::with_capacity(spec.stages.len() + 1);
+    for (index, stage) in spec.stages.iter().enumerate() {
+        let field = |name: &str| format!("spec.rollout.stages[{index}].{name}");
+        if stages.iter().any(|before: &Stage| before.pick == Pick::Rest) {
+            let what = format!("stage {} would never have a node: the one before it takes all", stage.name);
+            return Err(problem(what, field("nodeSelector")));
+        }
+        if stages.iter().any(|before| before.name == stage.name) {
+            return Err(problem(format!("two stages are called {}", stage.name), field("name")));
+        }
+        stages.push(read(stage, index, limits)?);
+    }
+    if stages.last().is_some_and(|last| last.pick != Pick::Rest) {
+        if let Some(index) = stages.iter().position(|stage| stage.name == FLEET) {
+            let what = format!("{FLEET} is the name of the stage of all other nodes");
+            return Err(problem(what, format!("spec.rollout.stages[{index}].name")));
+        }
+        stages.push(Stage::rest(limits));
+    }
+    Ok(RolloutRules { stages, on_failure: spec.on_failure, history: spec.history_limit as usize })
+}
+
+fn read(spec: &StageSpec, index: usize, limits: &Limits) -> Result<Stage, Problem> {
+    let field = |name: &str| format!("spec.rollout.stages[{index}].{name}");
+    let of = |value: &Option<_>, name: &str| value.as_ref().map(|v| amount(v, &field(name))).transpose();
+    let pick = match (of(&spec.count, "count")?, spec.node_selector.is_empty()) {
+        (Some(_), false) => {
+            let what = format!("stage {} has a nodeSelector and a count", spec.name);
+            return Err(problem(what, field("count")));
+        }
+        (Some(count), true) => Pick::First(count),
+        (None, false) => Pick::Labelled(spec.node_selector.clone()),
+        (None, true) => Pick::Rest,
+    };
+    // Others wait for it, unless it takes all that are left.
+    let leads = pick != Pick::Rest;
+    let threshold = of(&spec.failure_threshold, "failureThreshold")?;
+    let by_default = if leads { Amount::Nodes(0) } else { limits.failure_threshold };
+    let standard = (leads && index == 0).then(BakeSpec::default);
+    let bake = spec.bake.as_ref().or(standard.as_ref());
+    let bake = bake.map(|bake| read_bake(bake, &field("bake.duration"))).transpose()?;
+    Ok(Stage {
+        name: spec.name.clone(),
+        pick,
+        max_parallel: spec.max_parallel_upgrades,
+        max_unavailable: of(&spec.max_unavailable, "maxUnavailable")?,
+        ramp: spec.ramp,
+        failure_threshold: threshold.unwrap_or(by_default),
+        bake: bake.filter(Bake::asks_for_anything),
+        promotion: spec.promotion,
+    })
+}
+
+fn read_bake(spec: &BakeSpec, field: &str) -> Result<Bake, Problem> {
+    Ok(Bake {
+        duration: duration(&spec.duration, field)?,
+        max_driver_restarts: spec.max_driver_restarts,
+        min_device_hours: spec.min_device_hours,
+        min_job_starts: spec.min_job_starts,
+    })
+}
+
+impl Bake {
+    /// `duration: 0s` and nothing else switches it off.
+    fn asks_for_anything(&self) -> bool {
+        !self.duration.is_zero() || self.min_device_hours > 0 || self.min_job_starts > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::api::LimitsSpec;
+    use crate::policy::rules;
+
+    fn read_stages(stages: &Value) -> Result<Vec<Stage>, Problem> {
+        let spec: RolloutPolicySpec = serde_json::from_value(json!({ "stages": stages })).unwrap();
+        let limits = rules::limits(&LimitsSpec::default())?;
+        rollout(&spec, &limits).map(|rules| rules.stages)
+    }
+
+    #[test]
+    fn the_rest_comes_last_and_only_the_first_of_several_bakes() {
+        let stages = json!([
+            {"name": "canary", "nodeSelector": {"gpu-canary": "true"}},
+            {"name": "some", "count": "10%", "ramp": true},
+        ]);
+        let stages = read_stages(&stages).unwrap();
+        let names: Vec<&str> = stages.iter().map(|stage| stage.name.as_str()).collect();
+        assert_eq!(names, ["canary", "some", "fleet"]);
+        let hours = |stage: &Stage| stage.bake.map(|bake| bake.duration.as_hours());
+        assert_eq!(stages.iter().map(hours).collect::<Vec<_>>(), [Some(48), None, None]);
+        let may_fail = |stage: &Stage| stage.failure_threshold;
+        let expected = [Amount::Nodes(0), Amount::Nodes(0), Amount::Percent(20)];
+        assert_eq!(stages.iter().map(may_fail).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_bake_of_no_time_is_none() {
+        let stages = json!([{"name": "canary", "count": 1, "bake": {"duration": "0s"}}]);
+        assert_eq!(read_stages(&stages).unwrap()[0].bake, None);
+        let stages = json!([{"name": "canary", "count": 1, "bake": {"duration": "0s", "minJobStarts": 3}}]);
+        assert!(read_stages(&stages).unwrap()[0].bake.is_some());
+    }
+
+    #[test]
+    fn stages_that_make_no_sense_are_refused() {
+        let refused = |stages: Value| read_stages(&stages).unwrap_err().what;
+        insta::assert_snapshot!(
+            refused(json!([{"name": "all"}, {"name": "canary", "count": 1}])),
+            @"stage canary would never have a node: the one before it takes all"
+        );
+        insta::assert_snapshot!(
+            refused(json!([{"name": "a", "count": 1}, {"name": "a", "count": 2}])),
+            @"two stages are called a"
+        );
+        insta::assert_snapshot!(
+            refused(json!([{"name": "fleet", "count": 1}])),
+            @"fleet is the name of the stage of all other nodes"
+        );
+        insta::assert_snapshot!(
+            refused(json!([{"name": "a", "count": 1, "nodeSelector": {"x": "y"}}])),
+            @"stage a has a nodeSelector and a count"
+        );
+    }
+}

@@ -1,0 +1,104 @@
+//! Stages: a new version reaches a canary first, is watched at work, and only then goes to the others.
+
+use std::time::Duration;
+
+use futures::FutureExt;
+use pitcrew_core::api::RolloutPhase;
+use pitcrew_core::contract::{CANARY_LABEL, State};
+use serde_json::{Value, json};
+
+use super::reported::{broken, embedded};
+use super::{NEW, fleet, in_service, scenario};
+use crate::actors::{Fault, Nodes};
+use crate::fleet::Fleet;
+use crate::scenario::{Outcome, Scenario, Stage, must};
+
+const CANARY: &str = "gpu-02";
+
+pub(super) fn all() -> Vec<Scenario> {
+    vec![
+        Scenario {
+            policy: Some(staged(&json!({"bake": {"duration": "3s"}}))),
+            ..scenario("a-canary-goes-first-and-opens-the-fleet", labelled(), |s| opens(s).boxed())
+        },
+        Scenario {
+            behaviour: broken(Nodes::Named(CANARY.to_owned()), Fault::CrashLoop),
+            policy: Some(staged(&json!({"bake": {"duration": "3s"}}))),
+            ..scenario("a-canary-that-fails-stops-everything", labelled(), |s| halts(s).boxed())
+        },
+        Scenario {
+            policy: Some(staged(&json!({"bake": {"duration": "0s"}, "promotion": "Manual"}))),
+            ..scenario("a-person-opens-the-next-stage", labelled(), |s| approved(s).boxed())
+        },
+        embedded(&[], "the-documented-label-bakes-for-two-days", labelled(), |s| two_days(s).boxed()),
+    ]
+}
+
+/// Four nodes without limits; the second carries the documented label.
+fn labelled() -> Fleet {
+    let limits = json!({"autoUpgrade": true, "maxParallelUpgrades": 0, "maxUnavailable": "100%"});
+    fleet(4).with_upgrade_policy(limits).with_label(CANARY, CANARY_LABEL, "true")
+}
+
+/// A DriverPolicy with a stage for the canaries, which says this too.
+fn staged(more: &Value) -> Value {
+    let mut canary = json!({"name": "canary", "nodeSelector": {CANARY_LABEL: "true"}});
+    json_patch::merge(&mut canary, more);
+    json!({
+        "driver": {"name": "gpu", "validator": {"selector": "app=nvidia-operator-validator"}},
+        "limits": {"driverReady": "5s"},
+        "rollout": {"stages": [canary]},
+    })
+}
+
+/// Nobody but the canary has been touched.
+fn others_untouched(stage: &Stage) -> Outcome {
+    for (node, path) in stage.trace().states.iter().filter(|(node, _)| *node != CANARY) {
+        let touched = path.iter().any(|state| state.in_flight());
+        must(!touched, || format!("{node} went {path:?}"))?;
+    }
+    Ok(())
+}
+
+async fn canary_is(stage: &mut Stage, state: State) -> Outcome {
+    stage.set_version(NEW).await?;
+    stage.until("the others are due", |scene| scene.state("gpu-01") == State::UpgradeRequired).await?;
+    stage.until("the canary has come to its end", |scene| scene.state(CANARY) == state).await?;
+    stage.until_reason("gpu-01", "stage").await?;
+    others_untouched(stage)
+}
+
+async fn opens(stage: &mut Stage) -> Outcome {
+    canary_is(stage, State::UpgradeDone).await?;
+    stage.until_done().await?;
+    stage.until_rollout("gpu-1", RolloutPhase::Done).await?;
+    in_service(stage)
+}
+
+async fn halts(stage: &mut Stage) -> Outcome {
+    canary_is(stage, State::UpgradeFailed).await?;
+    stage.until_rollout("gpu-1", RolloutPhase::Halted).await?;
+    stage.stands_still_for(Duration::from_secs(3)).await?;
+    others_untouched(stage)
+}
+
+async fn approved(stage: &mut Stage) -> Outcome {
+    canary_is(stage, State::UpgradeDone).await?;
+    stage.until_rollout("gpu-1", RolloutPhase::AwaitingApproval).await?;
+    stage.stands_still_for(Duration::from_secs(3)).await?;
+    others_untouched(stage)?;
+    let promotion = json!({"stage": "canary", "by": "mei", "at": "2026-01-01T00:00:00Z"});
+    stage.patch_rollout("gpu-1", json!({"spec": {"promotions": [promotion]}})).await?;
+    stage.until_done().await?;
+    in_service(stage)
+}
+
+async fn two_days(stage: &mut Stage) -> Outcome {
+    canary_is(stage, State::UpgradeDone).await?;
+    stage.until_rollout("cluster-policy-1", RolloutPhase::Baking).await?;
+    stage.stands_still_for(Duration::from_hours(47)).await?;
+    others_untouched(stage)?;
+    tokio::time::sleep(Duration::from_hours(2)).await;
+    stage.until_done().await?;
+    in_service(stage)
+}
