@@ -4,10 +4,13 @@
 mod driver_policy;
 mod foreign;
 mod rollout;
+#[expect(unreachable_pub, reason = "KubeSchema's expansion repeats the structs where nobody can reach them")]
+mod windows;
 
 pub use driver_policy::*;
 pub use foreign::*;
 pub use rollout::*;
+pub use windows::*;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;

@@ -10,6 +10,7 @@ mod rules;
 #[cfg(test)]
 mod tests;
 mod values;
+mod windows;
 
 use std::collections::BTreeMap;
 use std::fmt;
