@@ -11,6 +11,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::RolloutPolicySpec;
 use crate::contract::{DEFAULT_LABEL_DOMAIN, DEFAULT_NAMESPACE, nvsentinel};
 
 /// How one driver is upgraded on the nodes of one pool.
@@ -51,6 +52,9 @@ pub struct DriverPolicySpec {
     /// What happens to pods that keep a handle on the driver.
     #[serde(default)]
     pub clients: ClientsSpec,
+    /// How the pool moves from one version to the next.
+    #[serde(default)]
+    pub rollout: RolloutPolicySpec,
 }
 
 /// The driver: its name, its DaemonSets, who uses it, who validates it.

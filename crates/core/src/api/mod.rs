@@ -5,11 +5,17 @@ mod driver_policy;
 mod foreign;
 mod rollout;
 #[expect(unreachable_pub, reason = "KubeSchema's expansion repeats the structs where nobody can reach them")]
+mod rollout_policy;
+#[expect(unreachable_pub, reason = "KubeSchema's expansion repeats the structs where nobody can reach them")]
+mod topology;
+#[expect(unreachable_pub, reason = "KubeSchema's expansion repeats the structs where nobody can reach them")]
 mod windows;
 
 pub use driver_policy::*;
 pub use foreign::*;
 pub use rollout::*;
+pub use rollout_policy::*;
+pub use topology::*;
 pub use windows::*;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

@@ -17,7 +17,7 @@ pub struct WindowSpec {
     #[x_kube(validation = ("self.matches('^([01][0-9]|2[0-3]):[0-5][0-9]$')", "windows.start must be a time of day from 00:00 to 23:59, such as 22:00"))]
     pub start: String,
     /// How long it lasts: `4h`. That is real time, also in nights in which the clocks change.
-    #[schemars(length(max = 20))]
+    #[schemars(length(max = 12))]
     #[x_kube(validation = ("self.matches('^([0-9]+(d|h|m|s))+$') && self.matches('[1-9]')", "windows.duration must be a duration of more than 0, such as 4h"))]
     pub duration: String,
     /// The time zone of days and start by its IANA name, such as Europe/Berlin. Not set: UTC.

@@ -200,7 +200,13 @@ fn hold_ends(view: &View<'_>, member: &Member<'_>, hold: &HealthHold) -> Timesta
 /// Leaves word of the visit on the node: whatever happens to it soon after is told of in the rollout.
 pub(super) fn sign(view: &View<'_>, node: &Node, visit: &Visit, patch: &mut NodePatch) {
     let cordoned = node.unschedulable && patch.unschedulable != Some(false);
-    let last = LastVisit { rollout: visit.rollout.clone(), ended: view.snapshot.now, cordoned };
+    let in_one_go = visit.drivers.values().all(|walk| walk.attempts == 0);
+    let last = LastVisit {
+        rollout: visit.rollout.clone(),
+        began: in_one_go.then_some(visit.since),
+        ended: view.snapshot.now,
+        cordoned,
+    };
     patch.annotations.set(LAST_VISIT_ANNOTATION, Some(last.to_text()));
 }
 

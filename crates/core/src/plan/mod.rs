@@ -4,6 +4,7 @@
 //!  pool.rs        whether a pool may move at all, and who of it may start
 //!  members.rs     which nodes belong to it, and where each stands
 //!  ledger.rs      how many nodes may start now, and which
+//!  waves.rs       … and who of them goes together
 //!  start.rs       whether a node could start if it had a slot
 //!  walk.rs        one node, one state: where it goes next (the table of docs/walk.md)
 //!  cordon.rs        … taking the node, and giving it back
@@ -37,6 +38,7 @@ mod start;
 mod steady;
 mod validation;
 mod walk;
+mod waves;
 
 #[cfg(test)]
 mod tests;

@@ -218,16 +218,16 @@ fn announce_ourselves(view: &View<'_>, member: &Member<'_>) -> Decision {
 
 /// `upgrade-required`: through the ledger and no other way.
 fn start(view: &View<'_>, member: &Member<'_>, ledger: &Ledger) -> Decision {
-    let ahead = match &member.start {
+    let (ahead, together) = match &member.start {
         Start::Granted => {
             let next = member.walk().map(|walk| walk.enter(State::CordonRequired, view.snapshot.now));
             return go(view, member, State::CordonRequired, next);
         }
         Start::No(reason) => return Decision::stay(Reason::clone(reason)),
-        Start::Waits { ahead } => *ahead,
-        Start::NotDue => ledger.waiting,
+        Start::Waits { ahead, together } => (*ahead, *together),
+        Start::NotDue => (ledger.waiting, 1),
     };
-    Decision::stay(Reason::NoSlot { limit: ledger.binding(), ahead })
+    Decision::stay(Reason::NoSlot { limit: ledger.binding(), ahead, together })
 }
 
 fn during_visit(

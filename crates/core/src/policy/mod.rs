@@ -9,6 +9,7 @@ mod resolve;
 mod rules;
 #[cfg(test)]
 mod tests;
+mod topology;
 mod values;
 mod windows;
 
@@ -21,12 +22,14 @@ use serde_json::{Map, Value};
 
 pub use amount::{Amount, BadAmount};
 pub use resolve::{ClusterPolicyFacts, resolve};
+pub use topology::{Gang, Spread, Topology};
 
 use crate::api::{EffectiveValue, Mode, NvSentinelMode, OnBlocked, Refresh, TimeoutAction};
 use crate::contract::Keys;
 use crate::names::{DriverName, PoolName};
 use crate::selector::Labels;
 use crate::snapshot::Pod;
+use crate::windows::Windows;
 
 /// The object that states a policy, printed as `kind/name`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -147,6 +150,10 @@ pub struct Policy {
     pub health: Health,
     /// What happens to the driver's clients.
     pub clients: Clients,
+    /// When nodes may start.
+    pub windows: Windows,
+    /// Which nodes go together, and which do not.
+    pub topology: Topology,
     /// Each value and where it comes from.
     pub effective: BTreeMap<String, EffectiveValue>,
 }

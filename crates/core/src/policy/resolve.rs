@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::parse::{matches, problem, select};
-use super::rules::{self, Rules};
+use super::rules::{self, RolloutRules, Rules};
 use super::values::{Defaults, Upgrade, Values};
 use super::{Devices, Pattern, Policy, Pool, Problem, Source};
 use crate::api::{DevicesSpec, DriverPolicySpec, DriverSpec, Mode, TimeoutAction, UpgradePolicySpec};
@@ -107,6 +107,7 @@ fn from_driver_policy(
             limits: rules::limits(&spec.limits)?,
             health: rules::health(&spec.health)?,
             clients: rules::clients(&spec.clients, nvidia)?,
+            rollout: rules::rollout(&spec.rollout)?,
         };
         Ok(Policy {
             node_selector: spec.node_selector.clone(),
@@ -312,7 +313,8 @@ fn gpu_basics(namespace: &str, selector_text: &str) -> Result<Basics, Problem> {
 }
 
 impl Basics {
-    fn policy(self, upgrade: Upgrade, Rules { limits, health, clients }: Rules, values: Values) -> Policy {
+    fn policy(self, upgrade: Upgrade, rules: Rules, values: Values) -> Policy {
+        let Rules { limits, health, clients, rollout: RolloutRules { windows, topology } } = rules;
         let Basics { driver, keys, namespace, selector, selector_text, devices, validator } = self;
         let Upgrade { auto, max_parallel, max_unavailable, wait, checkpoint, removal, mut drain } = upgrade;
         if let Some(drain) = &mut drain {
@@ -342,6 +344,8 @@ impl Basics {
             limits,
             health,
             clients,
+            windows,
+            topology,
             effective: values.effective,
         }
     }

@@ -1,14 +1,23 @@
-//! What only a DriverPolicy can change: limits, health systems, driver clients.
+//! What only a DriverPolicy can change: limits, health systems, driver clients, windows, topology.
 
 use super::parse::{amount, duration, problem, select};
-use super::{Clients, ExtraClient, Health, Limits, Problem};
-use crate::api::{ClientsSpec, ExtraClientSpec, HealthSpec, LimitsSpec};
+use super::{Clients, ExtraClient, Health, Limits, Problem, Topology};
+use crate::api::{ClientsSpec, ExtraClientSpec, HealthSpec, LimitsSpec, RolloutPolicySpec};
+use crate::windows::Windows;
 
 /// All of it.
 pub(super) struct Rules {
     pub(super) limits: Limits,
     pub(super) health: Health,
     pub(super) clients: Clients,
+    pub(super) rollout: RolloutRules,
+}
+
+/// How a pool moves.
+#[derive(Default)]
+pub(super) struct RolloutRules {
+    pub(super) windows: Windows,
+    pub(super) topology: Topology,
 }
 
 impl Rules {
@@ -17,6 +26,7 @@ impl Rules {
             limits: limits(&LimitsSpec::default())?,
             health: health(&HealthSpec::default())?,
             clients: clients(&ClientsSpec::default(), nvidia)?,
+            rollout: RolloutRules::default(),
         })
     }
 }
@@ -29,6 +39,11 @@ pub(super) fn limits(spec: &LimitsSpec) -> Result<Limits, Problem> {
         on_blocked: spec.on_blocked,
         blocked_after: duration(&spec.blocked_after, "spec.limits.blockedAfter")?,
     })
+}
+
+pub(super) fn rollout(spec: &RolloutPolicySpec) -> Result<RolloutRules, Problem> {
+    let RolloutPolicySpec { windows, blackouts, topology } = spec;
+    Ok(RolloutRules { windows: Windows::read(windows, blackouts)?, topology: Topology::read(topology)? })
 }
 
 pub(super) fn health(spec: &HealthSpec) -> Result<Health, Problem> {

@@ -5,6 +5,8 @@
 //! | `fixture` | builders for fleets, and an API and kubelets in memory that carry plans out |
 //! | `table` | every state in every situation: the decision and the reason's words |
 //! | `slots` | who may start, and when |
+//! | `waves` | who goes together, and who does not |
+//! | `windows` | when anybody may start |
 //! | `people` | what people do to labels and cordons, pauses, retries |
 //! | `pods` | who is asked to leave, when, and what happens if they do not |
 //! | `coming_back` | restart and validation |
@@ -39,3 +41,5 @@ mod rollouts;
 mod sketch;
 mod slots;
 mod table;
+mod waves;
+mod windows;
