@@ -199,7 +199,7 @@ fn controller(references: Option<&[OwnerReference]>) -> Option<&OwnerReference> 
 
 fn owner(reference: &OwnerReference) -> Owner {
     Owner {
-        kind: if reference.kind == "DaemonSet" { OwnerKind::DaemonSet } else { OwnerKind::Other },
+        kind: OwnerKind::of(&reference.kind),
         name: reference.name.as_str().into(),
         uid: reference.uid.as_str().into(),
     }

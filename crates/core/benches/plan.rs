@@ -63,7 +63,7 @@ fn pods(node: &NodeName, revision: &str) -> Vec<Pod> {
             "work",
             &format!("pod-{node}-{i}"),
             labels([("app", "train")]),
-            (OwnerKind::Other, "job"),
+            (OwnerKind::Replicas, "job"),
         );
         if i < 4 {
             pod.resources = vec![("nvidia.com/gpu".into(), 4)];

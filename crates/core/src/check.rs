@@ -4,8 +4,10 @@
 //! tests, in simulation and in production; an action that breaks one is dropped, and its pool with it for that pass.
 //! They look things up for themselves and share no decision with the planner.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+
+use jiff::SignedDuration;
 
 use crate::action::{Action, DeleteWhy, NodePatch, PodRef, RestartDriver};
 use crate::api::Refresh;
@@ -41,8 +43,12 @@ pub enum Promise {
     WithinLimits,
     /// S4: a driver restarts only when nobody uses the device.
     NobodyOnTheDevice,
+    /// S5: an atom starts whole or not at all.
+    WholeAtoms,
     /// S9: a paused or frozen pool does nothing.
     StandsStill,
+    /// S15: nothing starts outside of a window.
+    InWindows,
 }
 
 impl fmt::Display for Promise {
@@ -52,7 +58,9 @@ impl fmt::Display for Promise {
             Promise::OnlyOwnCordon => "S2 never lift a cordon that is not ours, or before validation",
             Promise::WithinLimits => "S3 never take out more nodes than agreed",
             Promise::NobodyOnTheDevice => "S4 never restart a driver under running work",
+            Promise::WholeAtoms => "S5 never start a part of an atom",
             Promise::StandsStill => "S9 never act in a paused or frozen pool",
+            Promise::InWindows => "S15 never start outside of a window",
         })
     }
 }
@@ -92,7 +100,10 @@ pub fn violations(snapshot: &Snapshot, plan: &Plan) -> Vec<Violation> {
         if let Some(policy) = policy {
             report(Promise::OnlyOwnCordon, foreign_cordons(snapshot, policy, &mine));
             report(Promise::WithinLimits, beyond_limits(snapshot, policy, done, &mine));
+            report(Promise::WithinLimits, beyond_spread(snapshot, policy, done, &mine));
             report(Promise::NobodyOnTheDevice, under_work(snapshot, policy, &mine));
+            report(Promise::WholeAtoms, parts_of_atoms(snapshot, policy, done, &mine));
+            report(Promise::InWindows, out_of_hours(snapshot, policy, &mine));
         }
     }
     found.extend(on_nobodys_behalf(plan, &claimed));
@@ -201,10 +212,7 @@ fn restless(done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
 
 /// Starts (the transitions into `cordon-required`) that exceed either limit, counted afresh.
 fn beyond_limits(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
-    let is_start = |patch: &NodePatch| {
-        patch.to.as_ref().is_some_and(|t| t.to == State::CordonRequired && !t.from.in_flight())
-    };
-    let starts: Vec<(usize, &NodePatch)> = patches(mine).filter(|(_, patch)| is_start(patch)).collect();
+    let starts: Vec<(usize, &NodePatch)> = starts(mine).collect();
     if starts.is_empty() {
         return Vec::new();
     }
@@ -233,6 +241,102 @@ fn beyond_limits(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[
         }
     }
     broken
+}
+
+/// Starts that take more nodes of one group out than the policy allows, counted afresh.
+fn beyond_spread(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
+    let Some(spread) = &policy.topology.spread else { return Vec::new() };
+    let group = |node: &'_ Node| node.labels().get(&spread.label).filter(|value| !value.is_empty()).cloned();
+    let is_out = |name: &NodeName, node: &Node| node.is_out() || is_walking(snapshot, policy, name, node);
+    let mut groups: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+    for (name, node) in members(snapshot, done) {
+        if let Some(group) = group(node) {
+            let (total, out) = groups.entry(group).or_default();
+            (*total, *out) = (*total + 1, *out + usize::from(is_out(name, node)));
+        }
+    }
+    let mut broken = Vec::new();
+    for (i, patch) in starts(mine) {
+        let Some(node) = snapshot.nodes.get(&patch.node).filter(|node| !is_out(&patch.node, node)) else {
+            continue;
+        };
+        if let Some((total, out)) = group(node).and_then(|group| groups.get_mut(&group)) {
+            *out += 1;
+            if *out > spread.max.of(*total) {
+                broken.push((i, patch.node.clone()));
+            }
+        }
+    }
+    broken
+}
+
+/// Starts of some nodes of an atom, while others of it are out of date, not left out, and stay where they are. An atom
+/// that is on its walk already may be finished.
+fn parts_of_atoms(
+    snapshot: &Snapshot,
+    policy: &Policy,
+    done: &PoolPlan,
+    mine: &[(usize, &Action)],
+) -> Broken {
+    let Some(label) = &policy.topology.atom else { return Vec::new() };
+    let starts: Vec<(usize, &NodeName)> = starts(mine).map(|(i, patch)| (i, &patch.node)).collect();
+    if starts.is_empty() {
+        return Vec::new();
+    }
+    let atom =
+        |name: &NodeName| snapshot.nodes.get(name)?.labels().get(label).filter(|atom| !atom.is_empty());
+    let has_to_go = |name: &NodeName, node: &Node| {
+        let skipped = node.mark(&policy.keys.skip) == Some("true");
+        !skipped && !has_failed(policy, node) && driver_is_current(snapshot, policy, name) == Some(false)
+    };
+    let started: BTreeSet<&NodeName> = starts.iter().map(|(_, name)| *name).collect();
+    let (mut under_way, mut torn) = (BTreeSet::new(), BTreeSet::new());
+    for (name, node) in members(snapshot, done) {
+        let Some(atom) = atom(name) else { continue };
+        if is_walking(snapshot, policy, name, node) {
+            under_way.insert(atom);
+        } else if !started.contains(name) && has_to_go(name, node) {
+            torn.insert(atom);
+        }
+    }
+    let is_part = |name: &NodeName| {
+        atom(name).is_some_and(|atom| torn.contains(atom) && !under_way.contains(atom))
+            && !only_loads(snapshot, policy, name)
+    };
+    starts.into_iter().filter(|(_, name)| is_part(name)).map(|(i, name)| (i, name.clone())).collect()
+}
+
+/// Starts while no window is open. A node without any driver starts at any time.
+fn out_of_hours(snapshot: &Snapshot, policy: &Policy, mine: &[(usize, &Action)]) -> Broken {
+    if policy.windows.at(snapshot.now, SignedDuration::ZERO).is_open() {
+        return Vec::new();
+    }
+    let late = starts(mine).filter(|(_, patch)| !only_loads(snapshot, policy, &patch.node));
+    late.map(|(i, patch)| (i, patch.node.clone())).collect()
+}
+
+fn has_failed(policy: &Policy, node: &Node) -> bool {
+    let visit = node.visit.as_ref().and_then(|visit| visit.as_ref().ok());
+    let recorded = visit.and_then(|visit| visit.drivers.get(&policy.driver)).map(|walk| walk.state);
+    let labelled = || node.mark(&policy.keys.state).and_then(|value| value.parse::<State>().ok());
+    recorded.or_else(labelled) == Some(State::UpgradeFailed)
+}
+
+/// The wanted driver is there and waits to be loaded: the node has none.
+fn only_loads(snapshot: &Snapshot, policy: &Policy, name: &NodeName) -> bool {
+    let waits = |node: &Node| node.annotations.get(&policy.keys.safe_load).is_some_and(|v| !v.is_empty());
+    snapshot.nodes.get(name).is_some_and(waits) && driver_is_current(snapshot, policy, name) == Some(true)
+}
+
+/// Whether the node's driver pod is of the newest template; `None` if nobody can tell.
+fn driver_is_current(snapshot: &Snapshot, policy: &Policy, name: &NodeName) -> Option<bool> {
+    let driver = |pod: &&Pod| policy.is_driver(&pod.name.namespace, &pod.labels) && pod.deleting.is_none();
+    let pod = snapshot.pods_on(name).find(driver)?;
+    let daemon_set = snapshot.daemon_sets.get(&pod.owner.as_ref()?.uid)?;
+    let revisions = snapshot.revisions.values().filter(|revision| revision.owner == daemon_set.uid);
+    let newest = revisions.max_by_key(|revision| revision.number)?;
+    let known = daemon_set.observed_generation == daemon_set.generation;
+    known.then(|| pod.revision.as_ref() == Some(&newest.hash))
 }
 
 /// Between slot and release, as far as the record, the label or a write under way says so. A write whose outcome is not
@@ -284,6 +388,14 @@ fn stays_installed(snapshot: &Snapshot, restart: &RestartDriver) -> bool {
     let template = pod.and_then(|pod| snapshot.daemon_sets.get(&pod.owner.as_ref()?.uid));
     let digests = pod.and_then(|pod| pod.digest.as_deref()).zip(template.and_then(|ds| ds.digest.as_deref()));
     restart.in_place && digests.is_some_and(|(old, new)| !old.is_empty() && old == new)
+}
+
+/// Writes that take a node out: into `cordon-required`.
+fn starts<'a>(mine: &'a [(usize, &'a Action)]) -> impl Iterator<Item = (usize, &'a NodePatch)> {
+    let is_start = |patch: &NodePatch| {
+        patch.to.as_ref().is_some_and(|t| t.to == State::CordonRequired && !t.from.in_flight())
+    };
+    patches(mine).filter(move |(_, patch)| is_start(patch))
 }
 
 fn patches<'a>(mine: &'a [(usize, &'a Action)]) -> impl Iterator<Item = (usize, &'a NodePatch)> {

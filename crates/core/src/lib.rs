@@ -15,6 +15,7 @@
 //! | [`policy`] | what the user wants, resolved from whichever source says it |
 //! | [`snapshot`] | the facts: nodes, pods, DaemonSets, budgets, what is in flight |
 //! | [`visit`] | the record that pitcrew keeps on a node while it owns it |
+//! | [`windows`] | when nodes may start, and how long a visit is expected to take |
 //! | [`health`] | keeping health systems off a node for a while |
 //! | [`clients`] | who keeps a handle on the driver, and whose is stale |
 //! | [`mod@plan`] | the walk of a node, one file per step; the slot ledger |
@@ -36,6 +37,7 @@ pub mod selector;
 pub mod snapshot;
 pub mod version;
 pub mod visit;
+pub mod windows;
 
 pub use action::Action;
 pub use plan::{Plan, plan};

@@ -16,7 +16,7 @@ mod culprit;
 mod next;
 mod words;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::api::StagePhase;
 use crate::contract::State;
@@ -83,6 +83,46 @@ pub enum Reason {
         limit: Limit,
         /// How many nodes are before it.
         ahead: usize,
+        /// How many start with it, itself included.
+        together: usize,
+    },
+    /// No window is open in which a visit would end in time.
+    WindowClosed {
+        /// When one opens; `None`: not as far as anybody looks.
+        opens: Option<Timestamp>,
+        /// How long a visit is expected to take.
+        needs: SignedDuration,
+        /// When the one that is open now closes, which is too soon.
+        closes: Option<Timestamp>,
+    },
+    /// Its atom goes as one, and another node of it does not start.
+    AtomWaits {
+        /// The atom, as `label=value`.
+        atom: String,
+        /// The node that holds it.
+        node: NodeName,
+        /// Why that one does not start.
+        why: Box<Reason>,
+    },
+    /// Its atom goes as one, and a limit can never take it as one.
+    AtomTooLarge {
+        /// The atom, as `label=value`.
+        atom: String,
+        /// How many nodes would start.
+        nodes: usize,
+        /// The limit.
+        narrow: Narrow,
+        /// How many nodes it takes.
+        limit: usize,
+    },
+    /// So many nodes of its group are out that no more are started.
+    SpreadFull {
+        /// The group, as `label=value`.
+        group: String,
+        /// How many of its nodes may be out.
+        max: usize,
+        /// Those that are.
+        out: Vec<NodeName>,
     },
     /// Left out by its label.
     Skipped {
@@ -286,6 +326,17 @@ pub enum Remedy {
     Hand,
 }
 
+/// A limit that is too narrow for an atom.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Narrow {
+    /// So many nodes are on their walk at the same time.
+    MaxParallelUpgrades,
+    /// So many nodes may be out.
+    MaxUnavailable,
+    /// So many nodes of one group may be out.
+    SpreadMax,
+}
+
 /// Which limit binds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Limit {
@@ -321,6 +372,10 @@ impl Reason {
             Reason::RevisionPending { .. } => "revision-pending",
             Reason::NoDriverPod { .. } => "no-driver-pod",
             Reason::NoSlot { .. } => "no-slot",
+            Reason::WindowClosed { .. } => "window-closed",
+            Reason::AtomWaits { .. } => "atom-waits",
+            Reason::AtomTooLarge { .. } => "atom-too-large",
+            Reason::SpreadFull { .. } => "spread-full",
             Reason::Skipped { .. } => "skipped",
             Reason::OtherDriver { .. } => "other-driver",
             Reason::NodeNotReady { .. } => "node-not-ready",
@@ -380,11 +435,20 @@ impl Reason {
             | Reason::NoDriverPod { .. }
             | Reason::NoSlot { .. }
             | Reason::StageClosed { .. }
+            | Reason::WindowClosed { opens: Some(_), .. }
+            | Reason::SpreadFull { .. }
             | Reason::OtherDriver { .. }
             | Reason::ApiError { .. }
             | Reason::Conflict => Kind::Waiting,
             Reason::Paused | Reason::Skipped { .. } | Reason::Aborted { .. } => Kind::Paused,
+            // Whoever waits for another feels as that one does, unless that one is on its way.
+            Reason::AtomWaits { why, .. } => match why.kind() {
+                Kind::Done | Kind::Moving | Kind::Waiting => Kind::Waiting,
+                Kind::Paused | Kind::Blocked | Kind::Failed => Kind::Blocked,
+            },
             Reason::DriverNotReady { .. }
+            | Reason::WindowClosed { .. }
+            | Reason::AtomTooLarge { .. }
             | Reason::ClientsStale { .. }
             | Reason::NodeNotReady { .. }
             | Reason::Quarantined { .. }
@@ -427,6 +491,7 @@ impl Reason {
             | Reason::ClientsComeBack { until, .. }
             | Reason::Validating { until, .. } => Some(*until),
             Reason::ApiError { retry_at, .. } => Some(*retry_at),
+            Reason::WindowClosed { opens, .. } => *opens,
             _ => None,
         }
     }

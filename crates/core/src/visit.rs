@@ -260,6 +260,9 @@ pub struct LastVisit {
     /// The rollout that it belonged to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<String>,
+    /// When it began, if it went through in one go: where somebody had to try again, that tells how long people took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began: Option<Timestamp>,
     /// When it ended.
     pub ended: Timestamp,
     /// The boot that it ended in: a driver that started again since then may have been told to.
@@ -271,6 +274,11 @@ pub struct LastVisit {
 }
 
 impl LastVisit {
+    /// How long it took, if it tells how long a visit takes.
+    pub fn took(&self) -> Option<SignedDuration> {
+        self.began.map(|began| self.ended.duration_since(began))
+    }
+
     /// The annotation's text.
     pub fn to_text(&self) -> String {
         // Plain values: serialising them cannot fail.
@@ -433,6 +441,15 @@ mod tests {
         assert!(matches!(Visit::parse("yes"), Err(Unreadable::Malformed(_))));
         assert!(matches!(Visit::parse("{}"), Err(Unreadable::Malformed(_))));
         assert_eq!(Visit::parse(r#"{"v":2,"new":"things"}"#), Err(Unreadable::Format(2)));
+    }
+
+    #[test]
+    fn the_last_visit_is_read_also_if_nobody_wrote_down_when_it_began() {
+        let last: LastVisit = serde_json::from_str(r#"{"ended":"2026-01-01T00:10:00Z"}"#).unwrap();
+        assert_eq!(last.took(), None);
+        let last = LastVisit { began: Some(at("2026-01-01T00:00:00Z")), ..last };
+        assert_eq!(serde_json::from_str::<LastVisit>(&last.to_text()).unwrap(), last);
+        assert_eq!(last.took(), Some(SignedDuration::from_mins(10)));
     }
 
     #[test]

@@ -7,12 +7,18 @@ mod rollout;
 #[expect(unreachable_pub, reason = "as above")]
 mod rollout_policy;
 mod stage;
+#[expect(unreachable_pub, reason = "as above")]
+mod topology;
+#[expect(unreachable_pub, reason = "as above")]
+mod windows;
 
 pub use driver_policy::*;
 pub use foreign::*;
 pub use rollout::*;
 pub use rollout_policy::*;
 pub use stage::*;
+pub use topology::*;
+pub use windows::*;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;

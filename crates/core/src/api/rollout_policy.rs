@@ -7,6 +7,8 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::{BlackoutSpec, TopologySpec, WindowSpec};
+
 /// How a new version reaches the pool.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
@@ -22,6 +24,17 @@ pub struct RolloutPolicySpec {
     /// What happens when a stage fails.
     #[serde(default)]
     pub on_failure: OnFailure,
+    /// When nodes may start. Empty: at any time.
+    #[serde(default)]
+    #[schemars(length(max = 16))]
+    pub windows: Vec<WindowSpec>,
+    /// Dates on which nothing starts, whatever the windows say.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    pub blackouts: Vec<BlackoutSpec>,
+    /// Which nodes go together, and which do not.
+    #[serde(default)]
+    pub topology: TopologySpec,
     /// So many finished rollouts of the pool are kept as history.
     #[serde(default = "default_history")]
     #[x_kube(validation = ("self >= 2", "rollout.historyLimit must be 2 or more: a rollback needs the rollout before it"))]
@@ -30,7 +43,14 @@ pub struct RolloutPolicySpec {
 
 impl Default for RolloutPolicySpec {
     fn default() -> Self {
-        Self { stages: Vec::new(), on_failure: OnFailure::default(), history_limit: default_history() }
+        Self {
+            stages: Vec::new(),
+            on_failure: OnFailure::default(),
+            windows: Vec::new(),
+            blackouts: Vec::new(),
+            topology: TopologySpec::default(),
+            history_limit: default_history(),
+        }
     }
 }
 

@@ -201,7 +201,14 @@ fn hold_ends(view: &View<'_>, member: &Member<'_>, hold: &HealthHold) -> Timesta
 pub(super) fn sign(view: &View<'_>, node: &Node, visit: &Visit, patch: &mut NodePatch) {
     let cordoned = node.unschedulable && patch.unschedulable != Some(false);
     let boot = Some(node.boot_id.to_string()).filter(|boot| !boot.is_empty());
-    let last = LastVisit { rollout: visit.rollout.clone(), ended: view.snapshot.now, boot, cordoned };
+    let in_one_go = visit.drivers.values().all(|walk| walk.attempts == 0);
+    let last = LastVisit {
+        rollout: visit.rollout.clone(),
+        began: in_one_go.then_some(visit.since),
+        ended: view.snapshot.now,
+        boot,
+        cordoned,
+    };
     patch.annotations.set(LAST_VISIT_ANNOTATION, Some(last.to_text()));
 }
 

@@ -1,13 +1,17 @@
-//! The slots: how many nodes may start now, and which.
+//! The slots: how many nodes may start now, and which. Nodes that go together ([`waves`]) get theirs together or not at
+//! all.
 //!
 //! `free = min(maxParallelUpgrades − moving, maxUnavailable − out)`. Nodes that somebody else took out count as out.
 //! A node that is out already costs no more of `maxUnavailable`, but it starts only through here, like any other.
 
+use std::collections::BTreeSet;
+
 use super::members::Start;
 use super::stages::Room;
+use super::waves::{self, Cost, Job, Ties, Unit};
 use crate::names::NodeName;
 use crate::policy::{Amount, Policy};
-use crate::reason::{Limit, Reason};
+use crate::reason::{Limit, Narrow, Reason};
 
 /// The slots of one pool in one pass.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +40,10 @@ pub struct Ledger {
     pub waiting: usize,
     /// Of those that start now, the ones that were in service until now.
     newly_out: usize,
+    /// What a unit of several nodes waits for: the slots that become free are kept for it.
+    kept_by: Option<Limit>,
+    /// Groups in which such a unit waits.
+    kept_groups: BTreeSet<String>,
 }
 
 /// A node that would start if it could.
@@ -44,8 +52,8 @@ pub(super) struct Candidate<'a> {
     /// Its place among the pool's members, who are in the order of their names.
     pub(super) index: usize,
     pub(super) name: &'a NodeName,
-    /// Its stage's place.
-    pub(super) stage: usize,
+    /// Its stage's place, in a pool with stages.
+    pub(super) stage: Option<usize>,
     /// It may start although its stage is not open.
     pub(super) whatever_stage: bool,
     pub(super) healthy: bool,
@@ -57,14 +65,12 @@ pub(super) struct Candidate<'a> {
     pub(super) released: bool,
     /// Tried again by a person or a new version, or without any driver: failures of others do not hold it.
     pub(super) whatever_failed: bool,
-}
-
-impl Candidate<'_> {
-    /// Stage by stage; broken nodes first, then the cheapest disruption, then by name; last the controller's own node,
-    /// and before it those that were given back.
-    fn rank(&self) -> (usize, bool, bool, bool, u32, u32, usize) {
-        (self.stage, self.own, self.released, self.healthy, self.pods, self.devices, self.index)
-    }
+    /// The atom that it goes with.
+    pub(super) atom: Option<&'a str>,
+    /// The jobs that its start interrupts, as far as their nodes go together.
+    pub(super) jobs: Vec<Job<'a>>,
+    /// The group of which only so many may be out.
+    pub(super) spread: Option<&'a str>,
 }
 
 impl Ledger {
@@ -94,61 +100,173 @@ impl Ledger {
         parallel.min(self.max_out.saturating_sub(self.out))
     }
 
-    /// Gives slots to candidates in their order, as long as all limits allow: those of the pool, and those of a stage.
-    pub(super) fn grant(
+    /// Gives slots to units of candidates in their order, as long as all limits allow. `unmarked` nodes are about to be
+    /// told that they are due: the controller's own node goes after them too.
+    pub(super) fn grant<'a>(
         &mut self,
-        mut candidates: Vec<Candidate<'_>>,
-        mut rooms: Vec<Room>,
+        candidates: Vec<Candidate<'a>>,
+        rooms: &mut [Room],
+        ties: &mut Ties<'a>,
+        unmarked: usize,
     ) -> Vec<(usize, Start)> {
-        candidates.sort_unstable_by_key(Candidate::rank);
-        let mut moving = self.moving;
         let mut starts = Vec::with_capacity(candidates.len());
-        for candidate in candidates {
-            // More of the same would fail too. Whoever tries a node again has done something about it.
-            if self.failed > self.max_failed && !candidate.whatever_failed {
-                let reason = Reason::TooManyFailed { failed: self.failed, limit: self.max_failed };
-                starts.push((candidate.index, Start::No(Box::new(reason))));
-                continue;
-            }
-            let parallel_ok = self.max_parallel.is_none_or(|limit| moving < limit as usize);
-            // With the limit at 0 nothing starts, not even what is out already: that is the brake.
-            let out_ok = if candidate.already_out {
-                self.max_out > 0
-            } else {
-                self.out + self.newly_out < self.max_out
-            };
-            let room = rooms.get_mut(candidate.stage);
-            let full = room.as_ref().and_then(|room| room.full(candidate.already_out));
-            if parallel_ok && out_ok && full.is_none() {
-                if let Some(room) = room {
-                    room.take(candidate.already_out);
-                }
-                moving += 1;
-                self.newly_out += usize::from(!candidate.already_out);
-                self.granted.push(candidate.name.clone());
-                starts.push((candidate.index, Start::Granted));
-            } else {
-                let limit = full.filter(|_| parallel_ok && out_ok);
-                starts.push((candidate.index, Start::Waits { ahead: self.waiting, limit }));
-                self.waiting += 1;
-            }
+        let mut units = waves::atoms(candidates, ties);
+        units.retain(|unit| {
+            let refusal = self.refusal(unit, rooms, ties);
+            starts.extend(refusal.iter().flat_map(|reason| refuse(unit, reason)));
+            refusal.is_none()
+        });
+        let take = |cost: &Cost<'_>| self.will_take(cost) && ties.will_take(cost) && will_take(rooms, cost);
+        let units = waves::gangs(units, take);
+        let (own, units): (Vec<_>, Vec<_>) =
+            units.into_iter().partition(|unit| unmarked > 0 && unit.has_own());
+        for unit in units {
+            self.grant_unit(&unit, rooms, ties, &mut starts);
+        }
+        for unit in own {
+            self.wait(&unit, unmarked, None, &mut starts);
         }
         starts
     }
 
-    /// The limit that keeps waiting nodes waiting.
-    pub fn binding(&self) -> Limit {
-        match self.max_parallel {
-            Some(limit) if self.moving + self.granted.len() >= limit as usize => {
-                Limit::MaxParallelUpgrades(limit)
+    /// Why none of a unit's nodes starts, whatever slots are free.
+    fn refusal(&self, unit: &Unit<'_>, rooms: &[Room], ties: &Ties<'_>) -> Option<Reason> {
+        // More of the same would fail too. Whoever tries a node again has done something about it.
+        if self.failed > self.max_failed && !unit.whatever_failed() {
+            return Some(Reason::TooManyFailed { failed: self.failed, limit: self.max_failed });
+        }
+        ties.held(unit).or_else(|| self.too_large(unit, rooms, ties))
+    }
+
+    /// An atom that no limit could ever take as one, even if nobody else were out. It is never split.
+    fn too_large(&self, unit: &Unit<'_>, rooms: &[Room], ties: &Ties<'_>) -> Option<Reason> {
+        let (atom, nodes) = ties.atom_of(unit).filter(|(_, nodes)| *nodes > 1)?;
+        let parallel = self.max_parallel.map(|limit| limit as usize).filter(|limit| nodes > *limit);
+        // With the limit at 0 nothing starts at all: that is the brake, and not a matter of size.
+        let out = Some(self.max_out).filter(|limit| unit.cost.new > 0 && *limit > 0 && nodes > *limit);
+        let of_stage =
+            || unit.cost.stages().find_map(|(stage, nodes, new)| rooms.get(stage)?.narrow(nodes, new));
+        let (narrow, limit) = parallel
+            .map(|limit| (Narrow::MaxParallelUpgrades, limit))
+            .or_else(of_stage)
+            .or_else(|| out.map(|limit| (Narrow::MaxUnavailable, limit)))
+            .or_else(|| ties.too_small(&unit.cost).map(|limit| (Narrow::SpreadMax, limit)))?;
+        Some(Reason::AtomTooLarge { atom, nodes, narrow, limit })
+    }
+
+    fn grant_unit<'a>(
+        &mut self,
+        unit: &Unit<'a>,
+        rooms: &mut [Room],
+        ties: &mut Ties<'a>,
+        starts: &mut Vec<(usize, Start)>,
+    ) {
+        let Unit { cost, nodes, .. } = unit;
+        // Smaller units must not take, one by one, the places that a larger one waits for.
+        let attainable = nodes.len() > 1 && self.will_take(cost) && ties.will_take(cost);
+        let group = cost.groups().find(|group| self.kept_groups.contains(*group) && cost.new > 0);
+        let full = group.map(|group| ties.spread_full(group)).or_else(|| ties.full(cost));
+        if let Some(reason) = full {
+            if attainable {
+                self.kept_groups.extend(cost.groups().map(str::to_owned));
             }
-            _ => Limit::MaxUnavailable {
-                limit: self.max_out,
-                out: self.out + self.newly_out,
-                foreign: self.foreign.first().cloned(),
-            },
+            starts.extend(refuse(unit, &reason));
+            return;
+        }
+        let takes_nothing = cost.new == 0 && self.max_parallel.is_none();
+        if !self.has_room(cost) || (self.kept_by.is_some() && !takes_nothing) {
+            if attainable && self.kept_by.is_none() {
+                self.kept_by = Some(self.short_of(cost));
+            }
+            self.wait(unit, 0, None, starts);
+            return;
+        }
+        let full = cost.stages().find_map(|(stage, nodes, new)| rooms.get(stage)?.full(nodes, new));
+        if full.is_some() {
+            self.wait(unit, 0, full, starts);
+            return;
+        }
+        for (stage, nodes, new) in cost.stages() {
+            rooms.get_mut(stage).into_iter().for_each(|room| room.take(nodes, new));
+        }
+        self.newly_out += cost.new;
+        ties.take(unit);
+        for node in nodes {
+            self.granted.push(node.name.clone());
+            starts.push((node.index, Start::Granted));
         }
     }
+
+    fn wait(
+        &mut self,
+        unit: &Unit<'_>,
+        unmarked: usize,
+        limit: Option<Limit>,
+        starts: &mut Vec<(usize, Start)>,
+    ) {
+        let (ahead, together) = (self.waiting + unmarked, unit.nodes.len());
+        let waits = || Start::Waits { ahead, together, limit: limit.clone() };
+        starts.extend(unit.nodes.iter().map(|node| (node.index, waits())));
+        self.waiting += together;
+    }
+
+    /// Both limits take a unit now.
+    fn has_room(&self, cost: &Cost<'_>) -> bool {
+        let moving = self.moving + self.granted.len() + cost.nodes;
+        // With the limit at 0 nothing starts, not even what is out already: that is the brake.
+        let out_ok = if cost.new == 0 {
+            self.max_out > 0
+        } else {
+            self.out + self.newly_out + cost.new <= self.max_out
+        };
+        self.max_parallel.is_none_or(|limit| moving <= limit as usize) && out_ok
+    }
+
+    /// Both limits could take a unit once the nodes that are on their walk are back.
+    fn will_take(&self, cost: &Cost<'_>) -> bool {
+        let standing = self.out.saturating_sub(self.moving);
+        self.max_parallel.is_none_or(|limit| cost.nodes <= limit as usize)
+            && (cost.new == 0 || standing + cost.new <= self.max_out)
+    }
+
+    /// The limit that a unit waits for.
+    fn short_of(&self, cost: &Cost<'_>) -> Limit {
+        let moving = self.moving + self.granted.len() + cost.nodes;
+        match self.max_parallel {
+            Some(limit) if moving > limit as usize => Limit::MaxParallelUpgrades(limit),
+            _ => self.unavailable(),
+        }
+    }
+
+    fn unavailable(&self) -> Limit {
+        Limit::MaxUnavailable {
+            limit: self.max_out,
+            out: self.out + self.newly_out,
+            foreign: self.foreign.first().cloned(),
+        }
+    }
+
+    /// The limit that keeps waiting nodes waiting.
+    pub fn binding(&self) -> Limit {
+        match (&self.kept_by, self.max_parallel) {
+            (Some(limit), _) => limit.clone(),
+            (None, Some(limit)) if self.moving + self.granted.len() >= limit as usize => {
+                Limit::MaxParallelUpgrades(limit)
+            }
+            _ => self.unavailable(),
+        }
+    }
+}
+
+/// The stages of a unit could take it once the nodes that are on their walk are back.
+fn will_take(rooms: &[Room], cost: &Cost<'_>) -> bool {
+    cost.stages()
+        .all(|(stage, nodes, new)| rooms.get(stage).is_none_or(|room| room.narrow(nodes, new).is_none()))
+}
+
+/// None of a unit's nodes starts.
+fn refuse(unit: &Unit<'_>, reason: &Reason) -> impl Iterator<Item = (usize, Start)> {
+    unit.nodes.iter().map(move |node| (node.index, Start::No(Box::new(reason.clone()))))
 }
 
 #[cfg(test)]
@@ -263,7 +381,7 @@ mod tests {
             let candidate = |(i, name)| Candidate {
                 index: i,
                 name,
-                stage: 0,
+                stage: None,
                 whatever_stage: false,
                 healthy: true,
                 already_out: i >= inside,
@@ -272,8 +390,11 @@ mod tests {
                 own: false,
                 released: false,
                 whatever_failed: false,
+                atom: None,
+                jobs: vec![],
+                spread: None,
             };
-            ledger.grant(names.iter().enumerate().map(candidate).collect(), vec![]);
+            ledger.grant(names.iter().enumerate().map(candidate).collect(), &mut [], &mut Ties::default(), 0);
             assert_eq!(ledger.granted.len(), start, "case {index}");
         }
     }
@@ -284,7 +405,7 @@ mod tests {
         let plain = |index: usize| Candidate {
             index,
             name: &names[index],
-            stage: 0,
+            stage: None,
             whatever_stage: false,
             healthy: true,
             already_out: false,
@@ -293,6 +414,9 @@ mod tests {
             own: false,
             released: false,
             whatever_failed: false,
+            atom: None,
+            jobs: vec![],
+            spread: None,
         };
         let candidates = vec![
             Candidate { own: true, healthy: false, ..plain(4) },
@@ -302,7 +426,7 @@ mod tests {
             Candidate { healthy: false, pods: 9, ..plain(0) },
         ];
         let mut ledger = Ledger { total: 5, max_out: 5, ..Ledger::default() };
-        ledger.grant(candidates, vec![]);
+        ledger.grant(candidates, &mut [], &mut Ties::default(), 0);
         let order: Vec<&str> = ledger.granted.iter().map(NodeName::as_str).collect();
         assert_eq!(order, ["broken", "idle", "early", "late", "own"]);
     }

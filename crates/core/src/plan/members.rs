@@ -43,6 +43,8 @@ pub(super) struct Member<'a> {
     pub(super) setback: Option<&'a Setback>,
     /// What the ledger says about a start.
     pub(super) start: Start,
+    /// The atom whose wave it belongs to.
+    pub(super) atom: Option<&'a str>,
     /// When the oldest container of its known clients started: most passes look no further.
     pub(super) oldest_client: Option<Timestamp>,
     pods: Option<&'a BTreeMap<ObjectName, Pod>>,
@@ -55,9 +57,12 @@ pub(super) enum Start {
     /// It could not start if it had a slot.
     No(Box<Reason>),
     Granted,
-    /// So many nodes are before it.
+    /// For a slot.
     Waits {
+        /// So many nodes are before it.
         ahead: usize,
+        /// So many start with it, itself included.
+        together: usize,
         /// The limit of its stage, if that is the one that binds.
         limit: Option<Limit>,
     },
@@ -136,6 +141,18 @@ impl<'a> Member<'a> {
     pub(super) fn is_about_to_be_marked(&self) -> bool {
         matches!(self.standing, Standing::Label(State::Unknown | State::UpgradeDone))
             && self.sync == Freshness::Outdated
+    }
+
+    /// It is due, or is about to be told so: a walk that failed begins again for a new version.
+    pub(super) fn is_due(&self) -> bool {
+        let state = self.state();
+        let anew = |walk: &Walk| self.target.is_some_and(|target| *target != walk.target);
+        match state {
+            State::UpgradeRequired => true,
+            State::Unknown | State::UpgradeDone => self.sync == Freshness::Outdated,
+            State::UpgradeFailed => self.walk().is_some_and(anew),
+            _ => false,
+        }
     }
 
     /// Where a write under way takes it.
@@ -243,13 +260,16 @@ fn member<'a>(
     let annotation = |key: &String| node.annotations.get(key).map(String::as_str);
     let requested = annotation(&policy.keys.requested) == Some("true");
     let waits_for_load = annotation(&policy.keys.safe_load).is_some_and(|v| !v.is_empty());
+    let sync = freshness(pod, target);
+    // A person has taken it out; or its driver is the wanted one already, and only has to be loaded.
+    let alone = node.mark(&policy.keys.skip) == Some("true") || (waits_for_load && sync == Freshness::InSync);
     Some(Member {
         name,
         node,
         daemon_set,
         pod,
         target,
-        sync: freshness(pod, target),
+        sync,
         standing,
         driver_ready: pod.is_some_and(|pod| pod.ready && pod.deleting.is_none()),
         requested,
@@ -259,6 +279,7 @@ fn member<'a>(
         pending: None,
         setback: None,
         start: Start::NotDue,
+        atom: policy.topology.atom_of(node.labels()).filter(|_| !alone),
         oldest_client,
         pods,
     })

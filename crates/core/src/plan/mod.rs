@@ -6,6 +6,7 @@
 //!  stages.rs      the parts of it that go one after the other
 //!  bake.rs          … and what is seen of each at work before the next one opens
 //!  ledger.rs      how many nodes may start now, and which
+//!  waves.rs       … and who of them goes together
 //!  start.rs       whether a node could start if it had a slot
 //!  walk.rs        one node, one state: where it goes next (the table of docs/walk.md)
 //!  cordon.rs        … taking the node, and giving it back
@@ -41,6 +42,7 @@ mod start;
 mod steady;
 mod validation;
 mod walk;
+mod waves;
 
 #[cfg(test)]
 mod tests;

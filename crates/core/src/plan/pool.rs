@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::SignedDuration;
+
 use super::ledger::{Candidate, Ledger};
-use super::members::{Freshness, Member, Start, members};
+use super::members::{Freshness, Member, Standing, Start, members};
 use super::removal::BudgetBook;
 use super::stages::Stages;
 use super::start::{Hopeless, may_start};
 use super::walk::{self, Decision};
+use super::waves::{Job, Ties};
 use super::{Plan, PoolPlan, PoolStatus, Verdict};
 use super::{clients, health, steady};
 use crate::action::Action;
@@ -16,7 +19,8 @@ use crate::contract::{RELEASED_ANNOTATION, State};
 use crate::names::{DriverName, NodeName, RevisionHash, Uid};
 use crate::policy::{Policy, Pool, Source};
 use crate::reason::Reason;
-use crate::snapshot::{DaemonSet, Node, Pod, Snapshot};
+use crate::snapshot::{DaemonSet, Node, Pod, Setback, SetbackKind, Snapshot};
+use crate::windows::{Opening, expected};
 
 /// Nodes that more than one policy of the same driver claims, with the policies' names.
 type Claims<'a> = BTreeMap<(&'a DriverName, &'a NodeName), Vec<String>>;
@@ -42,6 +46,10 @@ pub(super) struct View<'a> {
     pub(super) third_parties: BTreeSet<&'a Uid>,
     /// Some clients are not known by their kind alone.
     pub(super) knows_others: bool,
+    /// Whether a window is open …
+    pub(super) opening: Opening,
+    /// … for a visit that takes as long as they are expected to take here.
+    pub(super) needs: SignedDuration,
 }
 
 impl<'a> View<'a> {
@@ -60,7 +68,7 @@ impl<'a> View<'a> {
         let (siblings, rivals) = others.partition(|other| other.driver == pool.driver);
         let is_aborted = |name: &String| snapshot.rollouts.get(name).is_some_and(|r| r.spec.abort);
         let third_parties = clients::third_parties(snapshot);
-        let view = Self {
+        let mut view = Self {
             snapshot,
             pool,
             policy,
@@ -72,8 +80,21 @@ impl<'a> View<'a> {
             hopeless: Hopeless::of(&snapshot.budgets),
             knows_others: !third_parties.is_empty() || !policy.clients.extra.is_empty(),
             third_parties,
+            opening: Opening::Always,
+            needs: SignedDuration::ZERO,
         };
+        view.look_at_windows();
         (view, daemon_sets)
+    }
+
+    fn look_at_windows(&mut self) {
+        let Policy { windows, .. } = self.policy;
+        if windows.is_always() {
+            return;
+        }
+        let nodes = self.snapshot.nodes.values().filter(|node| self.belongs(node));
+        self.needs = expected(nodes.filter_map(|node| node.last_visit.as_ref()?.took()));
+        self.opening = windows.at(self.snapshot.now, self.needs);
     }
 
     /// What was said of the rollout that visits belong to.
@@ -125,6 +146,11 @@ impl<'a> Pass<'a> {
         Self { pools, claims, budgets, written: BTreeSet::new() }
     }
 
+    /// A pool before this one writes the node.
+    fn is_taken(&self, node: &NodeName) -> bool {
+        self.written.contains(node)
+    }
+
     /// At most one write per node, whoever makes it.
     fn one_write(&mut self, node: &'a NodeName, decision: &mut Decision) {
         let writes = |action: &Action| matches!(action, Action::PatchNode(_) | Action::ReadNode(_));
@@ -163,36 +189,32 @@ pub(super) fn plan_pool<'a>(
     };
     let (view, daemon_sets) = View::of(snapshot, pool, policy, pass.pools);
     let status = status(&view, &daemon_sets, plan);
-    let (members, stages, ledger) = muster(&view, &daemon_sets, &pass.claims, &status);
+    let Muster { members, stages, ledger, ties } = muster(&view, &daemon_sets, &pass.claims, &status);
 
     let mut result = empty(status);
     let mut verdicts = Vec::with_capacity(members.len());
     plan.actions.reserve(ledger.granted.len() + ledger.moving);
     let mut refreshes = steady::Allowance::new();
+    // Where nodes go together, all is decided before anything is settled.
+    let mut together = Vec::new();
     for member in &members {
         let conflict = pass.claims.get(&(&pool.driver, member.name));
         let mut decision = walk::decide(&view, member, &ledger, &result.status, conflict, &mut pass.budgets);
-        pass.one_write(member.name, &mut decision);
         refreshes.spend(&view, &mut decision);
-        let Decision { reason, actions, wake_at } = decision;
-        plan.actions.extend(actions);
-        // What is due already does not become due again: whatever keeps it waiting will wake us.
-        if let Some(at) = wake_at.filter(|at| *at > snapshot.now) {
-            plan.wake(at);
+        if policy.topology.atom.is_some() {
+            together.push(decision);
+        } else {
+            verdicts.push(settle(&view, member, decision, pass, plan, &mut result.relapses));
         }
-        if let Some(at) = health::hold_wakes(&view, member) {
-            plan.wake(at);
-        }
-        if let Some((rollout, what)) = health::relapse(&view, member) {
-            result.relapses.insert(member.name.clone(), (rollout, what));
-        }
-        let verdict = Verdict {
-            state: member.state(),
-            reason,
-            since: member.walk().map(|walk| walk.since),
-            in_sync: member.sync == Freshness::InSync,
-        };
-        verdicts.push((member.name.clone(), verdict));
+    }
+    ties.keep_whole(&members, &mut together, |node| pass.is_taken(node));
+    for (member, decision) in members.iter().zip(together) {
+        verdicts.push(settle(&view, member, decision, pass, plan, &mut result.relapses));
+    }
+    if let Opening::Open { until } = view.opening
+        && members.iter().any(|member| member.state() == State::UpgradeRequired)
+    {
+        plan.wake(until);
     }
     result.stages = match result.status {
         PoolStatus::Active => {
@@ -208,6 +230,37 @@ pub(super) fn plan_pool<'a>(
     result.version = daemon_sets.iter().find_map(|ds| ds.driver_version.clone());
     result.target = target_map(&view.targets, &daemon_sets);
     result
+}
+
+/// Puts what was decided for a node into the plan.
+fn settle<'a>(
+    view: &View<'a>,
+    member: &Member<'a>,
+    mut decision: Decision,
+    pass: &mut Pass<'a>,
+    plan: &mut Plan,
+    relapses: &mut BTreeMap<NodeName, (String, String)>,
+) -> (NodeName, Verdict) {
+    pass.one_write(member.name, &mut decision);
+    let Decision { reason, actions, wake_at } = decision;
+    plan.actions.extend(actions);
+    // What is due already does not become due again: whatever keeps it waiting will wake us.
+    if let Some(at) = wake_at.filter(|at| *at > view.snapshot.now) {
+        plan.wake(at);
+    }
+    if let Some(at) = health::hold_wakes(view, member) {
+        plan.wake(at);
+    }
+    if let Some(relapse) = health::relapse(view, member) {
+        relapses.insert(member.name.clone(), relapse);
+    }
+    let verdict = Verdict {
+        state: member.state(),
+        reason,
+        since: member.walk().map(|walk| walk.since),
+        in_sync: member.sync == Freshness::InSync,
+    };
+    (member.name.clone(), verdict)
 }
 
 /// Whether the pool may move.
@@ -307,6 +360,14 @@ fn claims<'a>(snapshot: &'a Snapshot, pools: &'a [Pool]) -> Claims<'a> {
     claims
 }
 
+/// The pool's nodes, and who of them may start.
+struct Muster<'a> {
+    members: Vec<Member<'a>>,
+    stages: Stages<'a>,
+    ledger: Ledger,
+    ties: Ties<'a>,
+}
+
 /// Finds the pool's nodes and settles who may start. A fleet does not fit into the processor's caches, so all facts
 /// about a node are looked at together, once; what is decided later finds them in the [`Member`].
 fn muster<'a>(
@@ -314,29 +375,43 @@ fn muster<'a>(
     daemon_sets: &[&'a DaemonSet],
     claims: &Claims<'_>,
     status: &PoolStatus,
-) -> (Vec<Member<'a>>, Stages<'a>, Ledger) {
+) -> Muster<'a> {
     let policy = view.policy;
-    let mut ledger = Ledger::open(policy);
+    let (mut ledger, mut ties) = (Ledger::open(policy), Ties::new(policy));
     let (mut mustered, mut candidates) = (Vec::with_capacity(view.snapshot.nodes.len()), Vec::new());
     let mut unmarked = 0;
     for (index, mut member) in members(view, daemon_sets).enumerate() {
         let pending = member.moving_to(policy);
         let mended = *status == PoolStatus::Active && walk::is_mended(policy, &member);
         let unsure = member.may_have_started();
-        let moving = member.state().in_flight() || pending.is_some_and(State::in_flight) || mended || unsure;
+        let walking = member.state().in_flight() || pending.is_some_and(State::in_flight);
+        let moving = walking || mended || unsure;
         let out = member.node.is_out() || moving;
         // Of those out, the ones on a visit are ours; all others were taken out by somebody else.
         ledger.count(member.name, moving, out, out && !moving && member.walk().is_none());
+        ties.count(policy, &member, moving, out);
         ledger.failed += usize::from(member.state() == State::UpgradeFailed);
-        let claimed = claims.contains_key(&(&view.pool.driver, member.name));
+        let claimed = claims.get(&(&view.pool.driver, member.name));
         let refuses = member.refuses(view.snapshot.now);
-        let ready = *status == PoolStatus::Active && !claimed && pending.is_none() && !refuses && !unsure;
-        unmarked += usize::from(!refuses && !claimed && member.is_about_to_be_marked());
+        let free = claimed.is_none() && pending.is_none() && !refuses && !unsure;
+        let ready = *status == PoolStatus::Active && free;
+        unmarked += usize::from(!refuses && claimed.is_none() && member.is_about_to_be_marked());
+        let mut starts = false;
         if ready && member.state() == State::UpgradeRequired {
             match may_start(view, &member) {
-                Ok(()) => candidates.push(candidate(view, index, &member)),
+                Ok(()) => {
+                    candidates.push(candidate(view, index, &member));
+                    starts = true;
+                }
                 Err(reason) => member.start = Start::No(Box::new(reason)),
             }
+        }
+        match member.atom {
+            Some(atom) if walking => ties.begin(atom),
+            Some(atom) if !starts && member.is_due() => {
+                ties.hold(atom, member.name, why_not(&member, claimed));
+            }
+            _ => {}
         }
         mustered.push(member);
     }
@@ -344,32 +419,55 @@ fn muster<'a>(
     let stages = Stages::of(view, &mustered);
     candidates.retain_mut(|candidate| {
         candidate.stage = stages.index(candidate.index);
-        let Some(reason) = stages.refuses(candidate.stage).filter(|_| !candidate.whatever_stage) else {
-            return true;
-        };
-        mustered[candidate.index].start = Start::No(Box::new(reason));
+        let refusal = candidate.stage.and_then(|stage| stages.refuses(stage));
+        let Some(reason) = refusal.filter(|_| !candidate.whatever_stage) else { return true };
+        let member = &mut mustered[candidate.index];
+        if let Some(atom) = member.atom {
+            ties.hold(atom, member.name, reason.clone());
+        }
+        member.start = Start::No(Box::new(reason));
         false
     });
     // The controller's own node goes last, also while others are only about to be told that they are due.
-    let (own, candidates): (Vec<_>, Vec<_>) = candidates.into_iter().partition(|c| c.own && unmarked > 0);
-    for (index, start) in ledger.grant(candidates, stages.rooms()) {
+    for (index, start) in ledger.grant(candidates, &mut stages.rooms(), &mut ties, unmarked) {
         mustered[index].start = start;
     }
-    for candidate in own {
-        mustered[candidate.index].start = Start::Waits { ahead: ledger.waiting + unmarked, limit: None };
+    Muster { members: mustered, stages, ledger, ties }
+}
+
+/// Why a node that is due does not start.
+fn why_not(member: &Member<'_>, claimed_by: Option<&Vec<String>>) -> Reason {
+    if let Start::No(reason) = &member.start {
+        return Reason::clone(reason);
     }
-    (mustered, stages, ledger)
+    if let Standing::Held(reason, _) = &member.standing {
+        return Reason::clone(reason);
+    }
+    match (claimed_by, member.setback) {
+        (Some(pools), _) => Reason::TwoPolicies { pools: pools.clone() },
+        (None, Some(Setback { kind: SetbackKind::Error(what), retry_at, .. })) => {
+            Reason::ApiError { what: what.clone(), retry_at: *retry_at }
+        }
+        _ if member.pending.is_some() => Reason::Writing,
+        _ if member.may_have_started() => Reason::Conflict,
+        _ => Reason::Moving { to: State::UpgradeRequired },
+    }
 }
 
 fn candidate<'a>(view: &View<'a>, index: usize, member: &Member<'a>) -> Candidate<'a> {
-    let users = view.users(member);
-    let (pods, devices) =
-        users.fold((0, 0_u32), |(pods, devices), pod| (pods + 1, devices.saturating_add(pod.devices())));
+    let topology = &view.policy.topology;
+    let (mut pods, mut devices, mut jobs) = (0, 0_u32, Vec::new());
+    // What only restarts in place interrupts no job.
+    let interrupts = !member.restarts_in_place();
+    for pod in view.users(member) {
+        (pods, devices) = (pods + 1, devices.saturating_add(pod.devices()));
+        jobs.extend(Job::of(&topology.gang, pod).filter(|job| interrupts && !jobs.contains(job)));
+    }
     Candidate {
-        index,
-        stage: 0,
+        stage: None,
         // Without any driver it is of no use; and whoever tries a node again has a reason.
         whatever_stage: member.needs_driver() || member.walk().is_some_and(|walk| walk.attempts > 0),
+        index,
         name: member.name,
         healthy: member.driver_ready,
         already_out: member.node.is_out(),
@@ -378,5 +476,8 @@ fn candidate<'a>(view: &View<'a>, index: usize, member: &Member<'a>) -> Candidat
         own: view.snapshot.own_node.as_ref() == Some(member.name),
         released: member.node.annotations.contains_key(RELEASED_ANNOTATION),
         whatever_failed: member.needs_driver() || member.walk().is_some_and(|walk| walk.attempts > 0),
+        atom: member.atom,
+        jobs,
+        spread: topology.group_of(member.node.labels()),
     }
 }

@@ -15,7 +15,7 @@ use crate::api::{Promotion, StagePhase, StagePromotion, StageStatus, stamp};
 use crate::contract::{CANARY_LABEL, State};
 use crate::names::NodeName;
 use crate::policy::{Pick, RolloutRules, Stage};
-use crate::reason::{Limit, Reason};
+use crate::reason::{Limit, Narrow, Reason};
 
 /// The stages of one pool in one pass.
 pub(super) struct Stages<'a> {
@@ -64,9 +64,9 @@ impl<'a> Stages<'a> {
         Self { stages, said, promotions: view.promotions(), of, counts }
     }
 
-    /// The stage of a member, by its place among them.
-    pub(super) fn index(&self, member: usize) -> usize {
-        self.of.get(member).copied().unwrap_or_default()
+    /// The stage of a member, by its place among them; none if the pool goes as one.
+    pub(super) fn index(&self, member: usize) -> Option<usize> {
+        self.of.get(member).copied()
     }
 
     fn phase(&self, stage: usize) -> StagePhase {
@@ -274,40 +274,51 @@ fn count(view: &View<'_>, stages: &[Stage], of: &[usize], members: &[Member<'_>]
 }
 
 /// What a stage allows apart from the limits of its pool.
-#[derive(Clone)]
 pub(super) struct Room {
     stage: String,
     moving: usize,
     out: usize,
+    /// So many at once after those that are done; `None`: no ramp.
+    ramp: Option<usize>,
     max_moving: Option<usize>,
     max_out: Option<usize>,
 }
 
 impl Room {
     fn of(stage: &Stage, count: &Count) -> Self {
-        // One, two, four, eight: as many as have been done, and one more. After a failure, one by one.
-        let ramp = stage.ramp.then_some(if count.failed > 0 { 1 } else { count.done + 1 });
-        let own = stage.max_parallel.map(|limit| limit as usize);
         Self {
             stage: stage.name.clone(),
             moving: count.moving,
             out: count.out,
-            max_moving: [ramp, own].into_iter().flatten().min(),
+            // One, two, four, eight: as many as have been done, and one more. After a failure, one by one.
+            ramp: stage.ramp.then_some(if count.failed > 0 { 1 } else { count.done + 1 }),
+            max_moving: stage.max_parallel.map(|limit| limit as usize),
             max_out: stage.max_unavailable.map(|amount| amount.of(count.total)),
         }
     }
 
-    /// The limit that keeps one more from starting.
-    pub(super) fn full(&self, already_out: bool) -> Option<Limit> {
-        let moving = self.max_moving.filter(|limit| self.moving >= *limit);
-        let out = self.max_out.filter(|limit| !already_out && self.out >= *limit);
-        let limit = moving.or(out)?;
-        Some(Limit::Stage { stage: self.stage.clone(), limit, moving: moving.is_some() })
+    /// The limit that keeps so many more nodes, of which `new` are in service, from starting now.
+    pub(super) fn full(&self, nodes: usize, new: usize) -> Option<Limit> {
+        let moving = self.moving + nodes;
+        // Whoever goes together goes together, if nobody else is on its walk.
+        let ramp = self.ramp.filter(|limit| self.moving > 0 && moving > *limit);
+        let own = self.max_moving.filter(|limit| moving > *limit);
+        let out = self.max_out.filter(|limit| new > 0 && self.out + new > *limit);
+        let full = |limit, moving| Limit::Stage { stage: self.stage.clone(), limit, moving };
+        ramp.or(own).map(|limit| full(limit, true)).or_else(|| out.map(|limit| full(limit, false)))
     }
 
-    /// One more starts.
-    pub(super) fn take(&mut self, already_out: bool) {
-        self.moving += 1;
-        self.out += usize::from(!already_out);
+    /// The limit that so many nodes could never fit.
+    pub(super) fn narrow(&self, nodes: usize, new: usize) -> Option<(Narrow, usize)> {
+        let own = self.max_moving.filter(|limit| nodes > *limit);
+        let out = self.max_out.filter(|limit| new > *limit);
+        own.map(|limit| (Narrow::MaxParallelUpgrades, limit))
+            .or_else(|| out.map(|limit| (Narrow::MaxUnavailable, limit)))
+    }
+
+    /// So many more start.
+    pub(super) fn take(&mut self, nodes: usize, new: usize) {
+        self.moving += nodes;
+        self.out += new;
     }
 }

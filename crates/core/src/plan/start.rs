@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use kube::core::SelectorExt;
 
-use super::members::{Member, label_state};
+use super::members::{Member, Standing, label_state};
 use super::pool::View;
 use super::removal;
 use super::walk::revision_pending;
@@ -17,12 +17,16 @@ use crate::policy::{Policy, Removal};
 use crate::reason::Reason;
 use crate::snapshot::{Budget, Pod, Snapshot};
 use crate::visit::Finding;
+use crate::windows::Opening;
 
 /// Whether a node could start if it had a slot; if not, why not.
 pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reason> {
     let policy = view.policy;
     if member.state() != State::UpgradeRequired {
         return Err(Reason::UpToDate);
+    }
+    if let Some(reason) = needs_mending(policy, member) {
+        return Err(reason);
     }
     if let Some(rollout) = view.aborted.as_ref().filter(|_| !member.needs_driver()) {
         return Err(Reason::Aborted { rollout: rollout.clone() });
@@ -45,10 +49,37 @@ pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reas
     if let Some(reason) = health::refuses(view, member) {
         return Err(reason);
     }
-    if member.restarts_in_place() {
-        return Ok(());
+    if !member.restarts_in_place() {
+        can_be_emptied(view, member)?;
     }
-    can_be_emptied(view, member)
+    in_window(view, member)
+}
+
+/// A slot would be of no use: somebody has to mend its record or its label first.
+fn needs_mending(policy: &Policy, member: &Member<'_>) -> Option<Reason> {
+    match &member.standing {
+        Standing::Held(reason, _) => Some(Reason::clone(reason)),
+        Standing::Label(_) => None,
+        Standing::Visit(_, walk) => match label_state(policy, member.node) {
+            Ok(State::Unknown | State::UpgradeRequired) => None,
+            Ok(label) => Some(Reason::LabelChanged { label, record: walk.state }),
+            Err(reason) => Some(reason),
+        },
+    }
+}
+
+/// Nothing starts that is not expected to end before its window does. What keeps a node from starting anyway is told
+/// first: there is time to mend it until the window opens. A node without any driver has nothing to lose.
+fn in_window(view: &View<'_>, member: &Member<'_>) -> Result<(), Reason> {
+    let needs = view.needs;
+    match view.opening {
+        _ if member.needs_driver() => Ok(()),
+        Opening::Always | Opening::Open { .. } => Ok(()),
+        Opening::TooShort { until, next } => {
+            Err(Reason::WindowClosed { opens: next, needs, closes: Some(until) })
+        }
+        Opening::Closed { opens } => Err(Reason::WindowClosed { opens, needs, closes: None }),
+    }
 }
 
 /// A node that cannot be emptied is better left alone and at work.

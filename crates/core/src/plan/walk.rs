@@ -218,16 +218,17 @@ fn announce_ourselves(view: &View<'_>, member: &Member<'_>) -> Decision {
 
 /// `upgrade-required`: through the ledger and no other way.
 fn start(view: &View<'_>, member: &Member<'_>, ledger: &Ledger) -> Decision {
-    let (ahead, limit) = match &member.start {
+    let (ahead, together, limit) = match &member.start {
         Start::Granted => {
             let next = member.walk().map(|walk| walk.enter(State::CordonRequired, view.snapshot.now));
             return go(view, member, State::CordonRequired, next);
         }
         Start::No(reason) => return Decision::stay(Reason::clone(reason)),
-        Start::Waits { ahead, limit } => (*ahead, limit.clone()),
-        Start::NotDue => (ledger.waiting, None),
+        Start::Waits { ahead, together, limit } => (*ahead, *together, limit.clone()),
+        Start::NotDue => (ledger.waiting, 1, None),
     };
-    Decision::stay(Reason::NoSlot { limit: limit.unwrap_or_else(|| ledger.binding()), ahead })
+    let limit = limit.unwrap_or_else(|| ledger.binding());
+    Decision::stay(Reason::NoSlot { limit, ahead, together })
 }
 
 fn during_visit(

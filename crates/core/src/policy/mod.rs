@@ -10,7 +10,9 @@ mod rules;
 mod stages;
 #[cfg(test)]
 mod tests;
+mod topology;
 mod values;
+mod windows;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,12 +24,14 @@ use serde_json::{Map, Value};
 pub use amount::{Amount, BadAmount};
 pub use resolve::{ClusterPolicyFacts, resolve};
 pub use stages::{Bake, Pick, RolloutRules, Stage};
+pub use topology::{Gang, Spread, Topology};
 
 use crate::api::{EffectiveValue, Mode, NvSentinelMode, OnBlocked, Refresh, TimeoutAction};
 use crate::contract::Keys;
 use crate::names::{DriverName, PoolName};
 use crate::selector::Labels;
 use crate::snapshot::Pod;
+use crate::windows::Windows;
 
 /// The object that states a policy, printed as `kind/name`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -150,6 +154,10 @@ pub struct Policy {
     pub clients: Clients,
     /// How a new version reaches the pool.
     pub rollout: RolloutRules,
+    /// When nodes may start.
+    pub windows: Windows,
+    /// Which nodes go together, and which do not.
+    pub topology: Topology,
     /// Each value and where it comes from.
     pub effective: BTreeMap<String, EffectiveValue>,
 }

@@ -8,8 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::parse::{matches, problem, select};
-use super::rules::{self, Rules};
-use super::stages;
+use super::rules::{self, Moves, Rules};
 use super::values::{Defaults, Upgrade, Values};
 use super::{Devices, Pattern, Policy, Pool, Problem, Source};
 use crate::api::{DevicesSpec, DriverPolicySpec, DriverSpec, Mode, TimeoutAction, UpgradePolicySpec};
@@ -106,7 +105,7 @@ fn from_driver_policy(
         let nvidia = spec.driver.name == GPU;
         let limits = rules::limits(&spec.limits)?;
         let rules = Rules {
-            rollout: stages::rollout(&spec.rollout, &limits)?,
+            moves: rules::moves(&spec.rollout, &limits)?,
             limits,
             health: rules::health(&spec.health)?,
             clients: rules::clients(&spec.clients, nvidia)?,
@@ -315,12 +314,8 @@ fn gpu_basics(namespace: &str, selector_text: &str) -> Result<Basics, Problem> {
 }
 
 impl Basics {
-    fn policy(
-        self,
-        upgrade: Upgrade,
-        Rules { limits, health, clients, rollout }: Rules,
-        values: Values,
-    ) -> Policy {
+    fn policy(self, upgrade: Upgrade, rules: Rules, values: Values) -> Policy {
+        let Rules { limits, health, clients, moves: Moves { rollout, windows, topology } } = rules;
         let Basics { driver, keys, namespace, selector, selector_text, devices, validator } = self;
         let Upgrade { auto, max_parallel, max_unavailable, wait, checkpoint, removal, mut drain } = upgrade;
         if let Some(drain) = &mut drain {
@@ -351,6 +346,8 @@ impl Basics {
             health,
             clients,
             rollout,
+            windows,
+            topology,
             effective: values.effective,
         }
     }

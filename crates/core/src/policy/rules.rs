@@ -1,23 +1,31 @@
-//! What only a DriverPolicy can change: limits, health systems, driver clients, stages.
+//! What only a DriverPolicy can change: limits, health systems, driver clients, stages, windows, topology.
 
 use super::parse::{amount, duration, problem, select};
-use super::stages::RolloutRules;
-use super::{Clients, ExtraClient, Health, Limits, Problem};
-use crate::api::{ClientsSpec, ExtraClientSpec, HealthSpec, LimitsSpec};
+use super::stages::{self, RolloutRules};
+use super::{Clients, ExtraClient, Health, Limits, Problem, Topology};
+use crate::api::{ClientsSpec, ExtraClientSpec, HealthSpec, LimitsSpec, RolloutPolicySpec};
+use crate::windows::Windows;
 
 /// All of it.
 pub(super) struct Rules {
     pub(super) limits: Limits,
     pub(super) health: Health,
     pub(super) clients: Clients,
+    pub(super) moves: Moves,
+}
+
+/// How a pool moves.
+pub(super) struct Moves {
     pub(super) rollout: RolloutRules,
+    pub(super) windows: Windows,
+    pub(super) topology: Topology,
 }
 
 impl Rules {
     pub(super) fn standard(nvidia: bool) -> Result<Self, Problem> {
         let limits = limits(&LimitsSpec::default())?;
         Ok(Self {
-            rollout: RolloutRules::standard(&limits)?,
+            moves: moves(&RolloutPolicySpec::default(), &limits)?,
             limits,
             health: health(&HealthSpec::default())?,
             clients: clients(&ClientsSpec::default(), nvidia)?,
@@ -32,6 +40,14 @@ pub(super) fn limits(spec: &LimitsSpec) -> Result<Limits, Problem> {
         failure_threshold: amount(&spec.failure_threshold, "spec.limits.failureThreshold")?,
         on_blocked: spec.on_blocked,
         blocked_after: duration(&spec.blocked_after, "spec.limits.blockedAfter")?,
+    })
+}
+
+pub(super) fn moves(spec: &RolloutPolicySpec, limits: &Limits) -> Result<Moves, Problem> {
+    Ok(Moves {
+        rollout: stages::rollout(spec, limits)?,
+        windows: Windows::read(&spec.windows, &spec.blackouts)?,
+        topology: Topology::read(&spec.topology)?,
     })
 }
 

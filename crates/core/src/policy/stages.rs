@@ -70,11 +70,6 @@ const FLEET: &str = "fleet";
 const CANARY: &str = "canary";
 
 impl RolloutRules {
-    /// What is said where nothing is: one stage, unless nodes are labelled.
-    pub(super) fn standard(limits: &Limits) -> Result<Self, Problem> {
-        rollout(&RolloutPolicySpec::default(), limits)
-    }
-
     /// The stages of a pool in which nodes carry the documented label and whose policy names none.
     pub fn implicit(limits: &Limits) -> Vec<Stage> {
         let labels = Labels::from([(CANARY_LABEL.to_owned(), "true".to_owned())]);

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::about::{About, Thing};
 use super::culprit::culprits;
-use super::{Limit, Reason};
+use super::{Limit, Motion, Narrow, Reason};
 use crate::api::StagePhase;
 use crate::contract::{State, VISIT_ANNOTATION, nvsentinel};
 use crate::names::{NodeName, ObjectName};
@@ -46,6 +46,16 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
             vec![see_daemon_set(daemon_set), to("see the node", format!("kubectl describe node {node}"))]
         }
         Reason::NoSlot { limit, .. } => wait_less(about, limit),
+        Reason::WindowClosed { .. } => {
+            let change = Advice { what: "change the windows", ..edit(&Thing::from(&about.pool.source)) };
+            [change].into_iter().chain(leave_out(about)).collect()
+        }
+        Reason::AtomWaits { node, why, .. } => free_atom(about, node, why),
+        Reason::AtomTooLarge { narrow, nodes, .. } => vec![widen(about, *narrow, *nodes)],
+        Reason::SpreadFull { max, .. } => {
+            let more = to("allow one more", patch_spread(about, max.saturating_add(1)));
+            [more].into_iter().chain(leave_out(about)).collect()
+        }
         Reason::Skipped { .. } => vec![to("undo it", pitcrew(about, "skip", " --undo"))],
         Reason::BreakerTripped => {
             let (namespace, name) = (nvsentinel::NAMESPACE, nvsentinel::BREAKER);
@@ -151,8 +161,13 @@ fn see_events(about: &About<'_>) -> Advice {
 
 /// A command of ours about this node.
 fn pitcrew(about: &About<'_>, command: &str, flags: &str) -> String {
+    pitcrew_about(about, about.node, command, flags)
+}
+
+/// A command of ours about another node of its pool.
+fn pitcrew_about(about: &About<'_>, node: &NodeName, command: &str, flags: &str) -> String {
     let driver = if about.many_drivers { format!(" --driver {}", about.pool.driver) } else { String::new() };
-    format!("pitcrew {command} {}{driver}{flags}", about.node)
+    format!("pitcrew {command} {node}{driver}{flags}")
 }
 
 /// The documented wish for an upgrade of a node that is up to date: its driver pod is replaced safely.
@@ -198,6 +213,31 @@ fn patch_policy(about: &About<'_>, options: Value) -> String {
     let source = &about.pool.source;
     let (kind, patch) = (source.kind().0.to_lowercase(), source.options_patch(options));
     format!("kubectl patch {kind} {} --type=merge -p '{patch}'", source.name())
+}
+
+/// What lets an atom go that one of its nodes holds.
+fn free_atom(about: &About<'_>, holder: &NodeName, why: &Reason) -> Vec<Advice> {
+    let mut all = vec![to("see why", format!("pitcrew explain node/{holder}"))];
+    if why.motion() != Motion::ByItself {
+        all.push(to("go without it", pitcrew_about(about, holder, "skip", "")));
+    }
+    all
+}
+
+/// Makes a limit wide enough for an atom.
+fn widen(about: &About<'_>, narrow: Narrow, nodes: usize) -> Advice {
+    let command = match narrow {
+        Narrow::MaxParallelUpgrades => patch_policy(about, json!({"maxParallelUpgrades": nodes})),
+        Narrow::MaxUnavailable => patch_policy(about, json!({"maxUnavailable": nodes})),
+        Narrow::SpreadMax => patch_spread(about, nodes),
+    };
+    to("raise it", command)
+}
+
+/// The command that changes how many of a group may be out. Only a DriverPolicy says that.
+fn patch_spread(about: &About<'_>, max: usize) -> String {
+    let patch = json!({"spec": {"rollout": {"topology": {"spread": {"max": max}}}}});
+    format!("kubectl patch driverpolicy {} --type=merge -p '{patch}'", about.pool.source.name())
 }
 
 fn open_budget(

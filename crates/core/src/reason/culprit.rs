@@ -21,6 +21,11 @@ pub fn culprits(about: &About<'_>) -> Vec<Thing> {
             vec![Thing::namespaced("DaemonSet", daemon_set)]
         }
         Reason::NoSlot { limit, .. } => slot_holders(about, limit),
+        Reason::WindowClosed { .. } | Reason::AtomTooLarge { .. } => vec![Thing::from(&about.pool.source)],
+        Reason::AtomWaits { node, .. } => vec![Thing::node(node)],
+        Reason::SpreadFull { out, .. } => {
+            std::iter::once(Thing::from(&about.pool.source)).chain(out.iter().map(Thing::node)).collect()
+        }
         Reason::BreakerTripped => {
             vec![Thing::namespaced("ConfigMap", &ObjectName::new(nvsentinel::NAMESPACE, nvsentinel::BREAKER))]
         }

@@ -43,6 +43,10 @@ impl Reason {
             | Reason::PodStuck { .. }
             | Reason::CannotBeEmptied { .. }
             | Reason::PoolFrozen { .. } => Motion::HeldUp,
+            Reason::AtomWaits { why, .. } => match why.motion() {
+                Motion::Done => Motion::ByItself,
+                motion => motion,
+            },
             reason => match reason.kind() {
                 Kind::Done => Motion::Done,
                 Kind::Moving | Kind::Waiting => Motion::ByItself,
@@ -63,10 +67,26 @@ pub fn next(about: &About<'_>) -> Option<Next> {
         Reason::Writing => "the controller goes on when its write is answered".to_owned(),
         Reason::RevisionPending { .. } => "goes on when its controller has taken the template up".to_owned(),
         Reason::NoDriverPod { until: None, .. } => "goes on when the pod is there".to_owned(),
+        Reason::NoSlot { ahead: 0, together: 2.., .. } => {
+            "all of them start when there are slots for all".to_owned()
+        }
         Reason::NoSlot { ahead: 0, .. } => "starts with the next free slot".to_owned(),
         Reason::NoSlot { ahead, .. } => {
             format!("starts when a slot is free and the {ahead} before it have started")
         }
+        Reason::WindowClosed { opens: Some(_), .. } => {
+            "starts when the window opens and it has a slot".to_owned()
+        }
+        Reason::WindowClosed { opens: None, .. } => {
+            "nothing until a window is longer, or another date is free".to_owned()
+        }
+        Reason::AtomWaits { node, .. } => {
+            format!("all of them start when {node} can, or when it is left out")
+        }
+        Reason::AtomTooLarge { narrow, nodes, .. } => {
+            format!("all of them start when {narrow} is {nodes} or more")
+        }
+        Reason::SpreadFull { .. } => "starts when enough of them are back in service".to_owned(),
         Reason::Skipped { .. } => "nothing, as long as the label is there".to_owned(),
         Reason::OtherDriver { driver } => format!("starts when driver {driver} is done on this node"),
         Reason::NodeNotReady { until: None } => "starts when the node is Ready and has a slot".to_owned(),

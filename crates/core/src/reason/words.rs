@@ -2,10 +2,13 @@
 
 use std::fmt;
 
-use super::{Limit, Reason};
+use jiff::{SignedDuration, Timestamp};
+
+use super::{Limit, Narrow, Reason};
 use crate::api::StagePhase;
 use crate::contract::nvsentinel;
-use crate::names::ObjectName;
+use crate::names::{NodeName, ObjectName};
+use crate::windows::LOOK_AHEAD_DAYS;
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -23,8 +26,21 @@ impl fmt::Display for Reason {
             Reason::NoDriverPod { daemon_set, .. } => {
                 write!(f, "no driver pod on this node; daemonset/{daemon_set} should make one")
             }
-            Reason::NoSlot { limit, ahead: 0 } => write!(f, "next slot; {limit}"),
-            Reason::NoSlot { limit, ahead } => write!(f, "waits for a slot, {ahead} before it; {limit}"),
+            Reason::NoSlot { limit, ahead, together } => no_slot(f, limit, *ahead, *together),
+            Reason::WindowClosed { opens, needs, closes } => {
+                f.write_str(&window_closed(*opens, *needs, *closes))
+            }
+            Reason::AtomWaits { atom, node, why } => {
+                write!(f, "nodes with {atom} start together, and {node} does not: {why}")
+            }
+            Reason::AtomTooLarge { atom, nodes, narrow, limit } => write!(
+                f,
+                "{nodes} nodes with {atom} start together, and {narrow} allows {limit}: it must be at least {nodes}"
+            ),
+            Reason::SpreadFull { group, max, out } => {
+                let out = who_is(out);
+                write!(f, "at most {max} of the nodes with {group} may be out (topology.spread), and {out}")
+            }
             Reason::Skipped { label } => write!(f, "left out by label {label}=true"),
             Reason::OtherDriver { driver } => write!(f, "driver {driver} is upgraded on this node first"),
             Reason::NodeNotReady { .. } => f.write_str("node is not Ready, so no driver could start on it"),
@@ -124,6 +140,55 @@ impl fmt::Display for Limit {
                 write!(f, "{out} of at most {limit} nodes are out (maxUnavailable), {node} not by us")
             }
         }
+    }
+}
+
+impl fmt::Display for Narrow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Narrow::MaxParallelUpgrades => "maxParallelUpgrades",
+            Narrow::MaxUnavailable => "maxUnavailable",
+            Narrow::SpreadMax => "topology.spread.max",
+        })
+    }
+}
+
+fn no_slot(f: &mut fmt::Formatter<'_>, limit: &Limit, ahead: usize, together: usize) -> fmt::Result {
+    match (ahead, together) {
+        (0, 1) => write!(f, "next slot; {limit}"),
+        (0, _) => write!(f, "next {together} slots, for nodes that go together; {limit}"),
+        (_, 1) => write!(f, "waits for a slot, {ahead} before it; {limit}"),
+        _ => {
+            write!(f, "waits for {together} slots, for nodes that go together, {ahead} before it; {limit}")
+        }
+    }
+}
+
+fn window_closed(opens: Option<Timestamp>, needs: SignedDuration, closes: Option<Timestamp>) -> String {
+    let needs = about(needs);
+    match (opens, closes) {
+        (None, _) => format!(
+            "no window of the next {LOOK_AHEAD_DAYS} days is long enough for a visit, which takes about {needs}"
+        ),
+        (_, Some(_)) => format!(
+            "the window closes before a visit would end, which takes about {needs}; waits for the next one"
+        ),
+        _ => "waits for its window".to_owned(),
+    }
+}
+
+/// A time in whole minutes, of which nobody starts one in vain.
+fn about(time: SignedDuration) -> String {
+    format!("{} min", (time.as_secs() + 59) / 60)
+}
+
+/// Names the first nodes and counts the rest.
+fn who_is(nodes: &[NodeName]) -> String {
+    match nodes {
+        [] => "none is".to_owned(),
+        [one] => format!("{one} is"),
+        [first, second] => format!("{first} and {second} are"),
+        [first, rest @ ..] => format!("{first} and {} more are", rest.len()),
     }
 }
 

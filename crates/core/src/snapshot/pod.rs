@@ -160,8 +160,21 @@ pub struct Owner {
 pub enum OwnerKind {
     /// Puts its pods on cordoned nodes too.
     DaemonSet,
-    /// All others.
-    Other,
+    /// A ReplicaSet, StatefulSet or ReplicationController: each of its pods works for itself.
+    Replicas,
+    /// A Job, JobSet, MPIJob or anything else: its pods work together, and losing one may lose the work of all.
+    Job,
+}
+
+impl OwnerKind {
+    /// By its name in the API.
+    pub fn of(kind: &str) -> Self {
+        match kind {
+            "DaemonSet" => OwnerKind::DaemonSet,
+            "ReplicaSet" | "StatefulSet" | "ReplicationController" => OwnerKind::Replicas,
+            _ => OwnerKind::Job,
+        }
+    }
 }
 
 /// What a container says that does not run.

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use serde_json::json;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde_json::{Value, json};
 
 use super::fixture::*;
 use crate::clients::ClientKind;
@@ -63,6 +64,24 @@ fn before_a_visit() -> Vec<Case> {
         ("no slot, parallel", only(required()).with(node("m").outdated().at(State::DrainRequired))),
         ("no slot, cordoned elsewhere", only(required()).with(node("m").cordoned())),
         ("no slot, not ready elsewhere", only(required()).with(node("m").not_ready())),
+        ("no slot for all that go together", in_racks(2).with(walking("x"))),
+        ("an atom is held", in_racks(2).with(rack("z").pod(pod("shell").bare()))),
+        ("an atom is held for a moment", in_racks(2).with(node("z").outdated().label("rack", "r"))),
+        ("an atom is too large in parallel", in_racks(1)),
+        ("an atom is too large to be out", but(in_racks(0), |f| max_unavailable(f, 1))),
+        ("a group is full", in_zones(json!({"spread": {"label": "rack", "max": 1}}))),
+        (
+            "an atom is too large for its group",
+            in_zones(json!({"atom": "gpu", "spread": {"label": "rack", "max": 1}})),
+        ),
+        ("a window opens later", windows(json!({"windows": [{"start": "22:00", "duration": "4h"}]}))),
+        (
+            "a window closes soon",
+            windows(
+                json!({"windows": [{"start": "12:00", "duration": "20m"}, {"start": "22:00", "duration": "4h"}]}),
+            ),
+        ),
+        ("no window is long enough", windows(json!({"windows": [{"start": "22:00", "duration": "10m"}]}))),
         ("skipped", only(required().skipped())),
         (
             "a stale client in service",
@@ -121,6 +140,43 @@ fn before_a_visit() -> Vec<Case> {
             but(only(required()), |f| f.setback(Object::Node("n".into()), SetbackKind::Stale, after(5))),
         ),
     ]
+}
+
+/// A DriverPolicy that says this about rollouts.
+#[expect(clippy::needless_pass_by_value, reason = "values are written at the call")]
+fn moving_by(options: Value, rollout: Value) -> Fleet {
+    let spec = json!({"driver": {"name": "gpu"}, "upgradePolicy": options, "rollout": rollout});
+    Fleet::without_policy().driver_policy("gpu", spec)
+}
+
+fn rack(name: &str) -> NodeSpec {
+    node(name).outdated().labelled(State::UpgradeRequired).label("rack", "r")
+}
+
+fn walking(name: &str) -> NodeSpec {
+    node(name).outdated().at(State::DrainRequired)
+}
+
+/// Two nodes that start together.
+fn in_racks(parallel: u32) -> Fleet {
+    let options = json!({"maxParallelUpgrades": parallel, "maxUnavailable": "100%"});
+    moving_by(options, json!({"topology": {"atom": "rack"}})).with(rack("n")).with(rack("o"))
+}
+
+fn max_unavailable(fleet: &mut Fleet, nodes: i32) {
+    let policy = fleet.snapshot.sources.driver_policies.get_mut("gpu").unwrap();
+    policy.upgrade_policy.max_unavailable = Some(IntOrString::Int(nodes));
+}
+
+/// Two nodes of one group.
+#[expect(clippy::needless_pass_by_value, reason = "values are written at the call")]
+fn in_zones(topology: Value) -> Fleet {
+    let options = json!({"maxParallelUpgrades": 0, "maxUnavailable": "100%"});
+    moving_by(options, json!({"topology": topology})).with(rack("n")).with(rack("m"))
+}
+
+fn windows(rollout: Value) -> Fleet {
+    moving_by(json!({}), rollout).with(required())
 }
 
 fn during_a_visit() -> Vec<Case> {
@@ -261,6 +317,10 @@ fn every_reason_has_an_answer() {
         "revision-pending",
         "no-driver-pod",
         "no-slot",
+        "window-closed",
+        "atom-waits",
+        "atom-too-large",
+        "spread-full",
         "skipped",
         "other-driver",
         "node-not-ready",

@@ -156,6 +156,7 @@ pub(super) struct PodSpec {
     name: ObjectName,
     labels: Labels,
     owner: Option<OwnerKind>,
+    owner_name: String,
     phase: Phase,
     ready: bool,
     gpus: u32,
@@ -174,7 +175,8 @@ pub(super) fn pod(name: &str) -> PodSpec {
     PodSpec {
         name: ObjectName::new("work", name),
         labels: Labels::new(),
-        owner: Some(OwnerKind::Other),
+        owner: Some(OwnerKind::Replicas),
+        owner_name: "owner".to_owned(),
         phase: Phase::Running,
         ready: true,
         gpus: 1,
@@ -195,6 +197,10 @@ impl PodSpec {
     }
     pub(super) fn bare(self) -> Self {
         Self { owner: None, ..self }
+    }
+    /// A pod of the Job of this name, which may have others.
+    pub(super) fn of_job(self, name: &str) -> Self {
+        Self { owner: Some(OwnerKind::Job), owner_name: name.to_owned(), ..self }
     }
     pub(super) fn of_daemon_set(self) -> Self {
         Self { owner: Some(OwnerKind::DaemonSet), ..self }
@@ -236,7 +242,8 @@ impl PodSpec {
 
     fn make(self, node: &NodeName, serial: u64) -> Pod {
         let uid = Uid::from(format!("uid-{}", self.name.name));
-        let owner = |kind| Owner { kind, name: "owner".into(), uid: "uid-owner".into() };
+        let name = self.owner_name.as_str();
+        let owner = |kind| Owner { kind, name: name.into(), uid: format!("uid-{name}").into() };
         Pod {
             labels: self.labels,
             owner: self.owner.map(owner),

@@ -17,6 +17,7 @@ use crate::visit::{Visit, Walk};
 pub(super) fn checked_step(sketch: &Sketch, fleet: &mut Fleet) -> Result<bool, TestCaseError> {
     let (before, plan) = (fleet.snapshot.clone(), fleet.plan());
     within_limits(sketch, &before, &plan)?;
+    together_and_in_time(sketch, &before, &plan)?;
     for action in &plan.actions {
         if let Action::PatchNode(patch) = action {
             moves_as_documented(&before.nodes[&patch.node], patch)?;
@@ -90,7 +91,51 @@ pub(super) fn within_limits(sketch: &Sketch, facts: &Snapshot, plan: &Plan) -> R
         prop_assert!(sketch.parallel == 0 || moving + starts.len() <= sketch.parallel as usize);
         prop_assert!(newly_out == 0 || out + newly_out <= limit, "{} + {} of {}", out, newly_out, limit);
         prop_assert!(limit > 0, "0 is a brake");
+        if let Some(max) = sketch.topology.spread.filter(|_| sketch.says_more()) {
+            let half = |name: &NodeName| facts.nodes[name].labels().get("half");
+            for start in starts.iter().filter(|name| !is_out(name)) {
+                let same = |name: &&&NodeName| half(name) == half(start);
+                let out = pool.nodes.keys().filter(is_out).filter(|name| same(&name)).count();
+                let newly_out = starts.iter().filter(|name| !is_out(name)).filter(same).count();
+                prop_assert!(out + newly_out <= max as usize, "{} + {} of {}", out, newly_out, max);
+            }
+        }
         prop_assert!(starts.iter().all(|name| !moves(name)));
+    }
+    Ok(())
+}
+
+/// Of an atom all nodes start that have to, or none, unless it is under way; and nothing starts in a closed window. Read off
+/// labels and pods.
+pub(super) fn together_and_in_time(
+    sketch: &Sketch,
+    facts: &Snapshot,
+    plan: &Plan,
+) -> Result<(), TestCaseError> {
+    for pool in plan.pools.iter().filter(|_| sketch.says_more()) {
+        let starts: Vec<&NodeName> = starts(pool, plan).collect();
+        let load = &keys(pool.driver.as_str()).safe_load;
+        let loads = |name: &NodeName| facts.nodes[name].annotations.contains_key(load);
+        let on_time = sketch.opens_at(facts.now);
+        for name in starts.iter().filter(|name| !loads(name)) {
+            prop_assert!(on_time, "{} starts at {}", name, facts.now);
+        }
+        if !sketch.topology.atoms {
+            continue;
+        }
+        let rack = |name: &NodeName| facts.nodes[name].labels().get("rack");
+        for name in starts.iter().filter(|name| rack(name).is_some() && !loads(name)) {
+            let mut others = pool.nodes.iter().filter(|(other, _)| rack(other) == rack(name));
+            if pool.nodes.keys().any(|other| rack(other) == rack(name) && is_moving(facts, pool, other)) {
+                continue;
+            }
+            let skip = &keys(pool.driver.as_str()).skip;
+            let stays = others.find(|(other, verdict)| {
+                let due = !verdict.in_sync && verdict.state == State::UpgradeRequired;
+                due && facts.nodes[*other].mark(skip).is_none() && !starts.contains(other)
+            });
+            prop_assert!(stays.is_none(), "{} starts, {} does not", name, stays.unwrap().0);
+        }
     }
     Ok(())
 }

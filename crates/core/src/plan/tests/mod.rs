@@ -6,6 +6,8 @@
 //! | `table` | every state in every situation: the decision and the reason's words |
 //! | `slots` | who may start, and when |
 //! | `stages` | who goes first, and what opens the next part |
+//! | `waves` | who goes together, and who does not |
+//! | `windows` | when anybody may start |
 //! | `people` | what people do to labels and cordons, pauses, retries |
 //! | `pods` | who is asked to leave, when, and what happens if they do not |
 //! | `coming_back` | restart and validation |
@@ -41,3 +43,5 @@ mod sketch;
 mod slots;
 mod stages;
 mod table;
+mod waves;
+mod windows;

@@ -234,3 +234,62 @@ fn a_node_whose_driver_was_replaced_is_not_given_back_unproven() {
     let found = broken(&fleet, vec![give_back("new"), give_back("old")]);
     assert_eq!(found, [(Promise::OnlyOwnCordon, "new".to_owned(), 0)]);
 }
+
+/// A fleet whose DriverPolicy says this about rollouts; its pool has the name that the bad plans use.
+#[expect(clippy::needless_pass_by_value, reason = "values are written at the call")]
+fn under(rollout: serde_json::Value) -> Fleet {
+    let options = json!({"maxParallelUpgrades": 0, "maxUnavailable": "100%"});
+    let spec = json!({"driver": {"name": "gpu"}, "upgradePolicy": options, "rollout": rollout});
+    Fleet::without_policy().driver_policy(POOL, spec)
+}
+
+#[test]
+fn no_part_of_an_atom_starts() {
+    let rack = |node: NodeSpec| node.label("rack", "r");
+    let due = |name: &str| rack(node(name).outdated().at(State::UpgradeRequired));
+    let fleet = || under(json!({"topology": {"atom": "rack"}})).with(due("a")).with(due("b"));
+    assert_eq!(broken(&fleet(), vec![start("a"), start("b")]), []);
+    let bad = [(Promise::WholeAtoms, "a".to_owned(), 0)];
+    assert_eq!(broken(&fleet(), vec![start("a")]), bad);
+    assert_eq!(broken(&fleet().with(rack(node("c").outdated())), vec![start("a"), start("b")]).len(), 2);
+    for apart in [
+        rack(node("c")),
+        rack(node("c").outdated().skipped()),
+        rack(node("c").outdated().at(State::UpgradeFailed)),
+        node("c").outdated(),
+    ] {
+        assert_eq!(broken(&fleet().with(apart), vec![start("a"), start("b")]), []);
+    }
+    let under_way = rack(node("c").outdated().at(State::DrainRequired));
+    assert_eq!(broken(&fleet().with(under_way), vec![start("a")]), [], "what is begun is finished");
+    let loads = rack(node("c").at(State::UpgradeRequired).annotation(&keys("gpu").safe_load, "true"));
+    assert_eq!(broken(&fleet().with(loads), vec![start("c")]), [], "it has no driver at all");
+}
+
+#[test]
+fn nothing_starts_outside_of_a_window() {
+    let due = || node("n").outdated().at(State::UpgradeRequired);
+    let fleet = |start: &str| under(json!({"windows": [{"start": start, "duration": "1h"}]})).with(due());
+    assert_eq!(broken(&fleet("12:00"), vec![start("n")]), []);
+    assert_eq!(broken(&fleet("13:00"), vec![start("n")]), [(Promise::InWindows, "n".to_owned(), 0)]);
+    let loads = node("m").at(State::UpgradeRequired).annotation(&keys("gpu").safe_load, "true");
+    assert_eq!(broken(&fleet("13:00").with(loads), vec![start("m")]), []);
+}
+
+#[test]
+fn no_start_takes_more_of_a_group_out_than_agreed() {
+    let zoned = |name: &str| node(name).outdated().at(State::UpgradeRequired).label("zone", "z");
+    let fleet = || {
+        under(json!({"topology": {"spread": {"label": "zone", "max": 1}}})).with(zoned("a")).with(zoned("b"))
+    };
+    assert_eq!(broken(&fleet(), vec![start("a")]), []);
+    let bad = |name: &str, place| [(Promise::WithinLimits, name.to_owned(), place)];
+    assert_eq!(broken(&fleet(), vec![start("a"), start("b")]), bad("b", 1));
+    assert_eq!(broken(&fleet().with(zoned("c").not_ready()), vec![start("a")]), bad("a", 0));
+    assert_eq!(
+        broken(&fleet().with(node("c").cordoned()), vec![start("a")]),
+        [],
+        "of another group, or of none"
+    );
+    assert_eq!(broken(&fleet().with(zoned("c").cordoned()), vec![start("c")]), [], "it is out already");
+}

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::fixture::*;
-use super::judge::{checked_step, explains, within_limits};
+use super::judge::{checked_step, explains, together_and_in_time, within_limits};
 use super::sketch::{amounts, deeds, sketches};
 use crate::action::Action;
 use crate::contract::State;
@@ -46,6 +46,13 @@ proptest! {
     fn starts_never_exceed_either_limit_counted_from_the_facts(sketch in sketches()) {
         let fleet = sketch.fleet(false);
         within_limits(&sketch, &fleet.snapshot, &fleet.plan())?;
+    }
+
+    #[test]
+    fn atoms_are_never_split_and_nothing_starts_in_a_closed_window(sketch in sketches(), later in 0..3 * 86_400_i64) {
+        let mut fleet = sketch.fleet(false);
+        fleet.wait(later);
+        together_and_in_time(&sketch, &fleet.snapshot, &fleet.plan())?;
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod deed;
 mod node;
 mod pod;
 
+use jiff::Timestamp;
 use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Value, json};
@@ -42,6 +43,44 @@ pub(super) struct Sketch {
     operator: bool,
     aborted: bool,
     hung_clients: bool,
+    pub(super) topology: TopologySketch,
+    windows: WindowSketch,
+}
+
+/// Which nodes go together, and which do not. Only a DriverPolicy says that.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TopologySketch {
+    /// Nodes with one value of label `rack` start together.
+    pub(super) atoms: bool,
+    /// At most so many nodes with one value of label `half` are out.
+    pub(super) spread: Option<u32>,
+    gangs: bool,
+}
+
+/// When nodes may start. Each comes to an end, so that a fleet comes to rest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum WindowSketch {
+    Always,
+    /// Until four in the afternoon of the first day.
+    Today,
+    /// Two hours of the second day.
+    Tomorrow,
+    Never,
+}
+
+impl WindowSketch {
+    fn json(self) -> Value {
+        let (start, duration, first, from) = match self {
+            WindowSketch::Always => return json!({}),
+            WindowSketch::Today => ("10:00", "6h", "2025-01-01", "2026-01-02"),
+            WindowSketch::Tomorrow => ("14:00", "2h", "2026-01-01", "2026-01-03"),
+            WindowSketch::Never => ("10:00", "6h", "2025-01-01", "2026-01-01"),
+        };
+        json!({
+            "windows": [{"start": start, "duration": duration}],
+            "blackouts": [{"from": first}, {"from": from, "until": "9999-12-31"}],
+        })
+    }
 }
 
 /// Who states the policy.
@@ -105,10 +144,20 @@ pub(super) fn sketches() -> impl Strategy<Value = Sketch> {
     ];
     let ours = (select(vec!["Visit", "Always", "Off"]), select(vec!["Wait", "Release", "Fail"]));
     let world = (prop::option::weighted(0.4, rarely()), rarely(), rarely(), rarely(), ours);
+    let topology = (any::<bool>(), prop::option::weighted(0.3, 1..4_u32), any::<bool>());
+    let topology = topology.prop_map(|(atoms, spread, gangs)| TopologySketch { atoms, spread, gangs });
+    let windows = prop_oneof![
+        5 => Just(WindowSketch::Always),
+        2 => Just(WindowSketch::Today),
+        2 => Just(WindowSketch::Tomorrow),
+        1 => Just(WindowSketch::Never),
+    ];
+    let world = (world, topology, windows);
     (fleet, limits, ways, rule, any::<bool>(), world).prop_map(
         |(nodes, limits, ways, rule, new_version, world)| {
             let (parallel, unavailable, paused) = limits;
             let (drain, timeout_delete, wait_for_jobs, budget) = ways;
+            let (world, topology, windows) = world;
             let (breaker, operator, aborted, hung_clients, (refresh, on_blocked)) = world;
             Sketch {
                 nodes,
@@ -127,12 +176,31 @@ pub(super) fn sketches() -> impl Strategy<Value = Sketch> {
                 operator,
                 aborted,
                 hung_clients,
+                topology,
+                windows,
             }
         },
     )
 }
 
 impl Sketch {
+    /// Its policies are ours: they may say more than how many.
+    pub(super) fn says_more(&self) -> bool {
+        matches!(self.rule, Rule::TwoDrivers | Rule::TwoPools | Rule::Rivals)
+    }
+
+    /// Whether a window is open.
+    pub(super) fn opens_at(&self, now: Timestamp) -> bool {
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        let between = |from: &str, until: &str| at(from) <= now && now < at(until);
+        match self.windows {
+            WindowSketch::Always => true,
+            WindowSketch::Today => between("2026-01-01T10:00:00Z", "2026-01-01T16:00:00Z"),
+            WindowSketch::Tomorrow => between("2026-01-02T14:00:00Z", "2026-01-02T16:00:00Z"),
+            WindowSketch::Never => false,
+        }
+    }
+
     fn options(&self) -> Value {
         let mut options = json!({
             "autoUpgrade": !self.paused,
@@ -151,8 +219,18 @@ impl Sketch {
 
     /// A DriverPolicy, with what only those can say.
     fn driver_policy(&self, driver: &Value, nodes: &Value) -> Value {
+        let mut rollout = self.windows.json();
+        let TopologySketch { atoms, spread, gangs } = self.topology;
+        rollout["topology"] = json!({"gang": {"enabled": gangs}});
+        if atoms {
+            rollout["topology"]["atom"] = json!("rack");
+        }
+        if let Some(max) = spread {
+            rollout["topology"]["spread"] = json!({"label": "half", "max": max});
+        }
         json!({
             "driver": driver,
+            "rollout": rollout,
             "nodeSelector": nodes,
             "upgradePolicy": self.options(),
             "clients": {"refresh": self.refresh},

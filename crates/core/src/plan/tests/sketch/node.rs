@@ -38,6 +38,8 @@ pub(in crate::plan::tests) struct NodeSketch {
     client: Option<bool>,
     /// Which half of the fleet it is in.
     second_half: bool,
+    /// Which rack; some nodes are in none.
+    rack: Option<u8>,
 }
 
 /// What else may be in a visit record.
@@ -122,14 +124,15 @@ pub(super) fn nodes() -> impl Strategy<Value = NodeSketch> {
             old_target,
         },
     );
-    let beside = (record, health, prop::option::weighted(0.2, any::<bool>()), any::<bool>());
+    let rack = prop::option::weighted(0.7, 0..3_u8);
+    let beside = (record, health, prop::option::weighted(0.2, any::<bool>()), any::<bool>(), rack);
     let state = || select(State::ALL.to_vec());
     let place = (state(), state(), mostly(), label, any::<bool>(), driver);
     let wishes = (rarely(), rarely());
     let service = (prop::option::weighted(0.2, any::<bool>()), mostly(), mostly(), rarely(), wishes);
     (place, service, rarely(), rarely(), prop::collection::vec(pods(), 0..3), api, beside).prop_map(
         |(place, service, crashes, stale_validator, pods, api, beside)| {
-            let (record, health, client, second_half) = beside;
+            let (record, health, client, second_half, rack) = beside;
             let (state, other_state, recorded, label, outdated, driver) = place;
             let (cordoned, our_cordon, ready, skipped, (requested, waits_for_load)) = service;
             NodeSketch {
@@ -153,6 +156,7 @@ pub(super) fn nodes() -> impl Strategy<Value = NodeSketch> {
                 health,
                 client,
                 second_half,
+                rack,
             }
         },
     )
@@ -194,6 +198,9 @@ impl NodeSketch {
         }
         if self.other_state != State::Unknown {
             spec = spec.label(&keys("ofed").state, self.other_state.as_str());
+        }
+        if let Some(rack) = self.rack {
+            spec = spec.label("rack", &format!("r{rack}"));
         }
         spec = self.health.on(spec.label("half", self.half()).label(DRIVER_OWNER_LABEL, self.half()));
         self.pods.iter().enumerate().fold(spec, |spec, (i, pod)| spec.pod(pod.spec(&format!("{name}-{i}"))))

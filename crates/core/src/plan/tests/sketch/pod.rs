@@ -17,14 +17,17 @@ pub(super) struct PodSketch {
     phase: Phase,
     /// It came only now.
     new: bool,
+    /// One of a job's, which may have others elsewhere.
+    job: Option<u8>,
 }
 
 pub(super) fn pods() -> impl Strategy<Value = PodSketch> {
     let phase =
         prop_oneof![6 => Just(Phase::Running), 1 => Just(Phase::Pending), 1 => Just(Phase::Succeeded)];
     let rarely = || prop::bool::weighted(0.15);
-    (rarely(), rarely(), rarely(), any::<bool>(), rarely(), 0..3_u32, phase, rarely()).prop_map(
-        |(bare, empty_dir, daemon, budgeted, drain_skip, gpus, phase, new)| PodSketch {
+    let job = prop::option::weighted(0.3, 0..2_u8);
+    (rarely(), rarely(), rarely(), any::<bool>(), rarely(), 0..3_u32, phase, rarely(), job).prop_map(
+        |(bare, empty_dir, daemon, budgeted, drain_skip, gpus, phase, new, job)| PodSketch {
             bare,
             empty_dir,
             daemon,
@@ -33,6 +36,7 @@ pub(super) fn pods() -> impl Strategy<Value = PodSketch> {
             gpus,
             phase,
             new,
+            job,
         },
     )
 }
@@ -40,6 +44,9 @@ pub(super) fn pods() -> impl Strategy<Value = PodSketch> {
 impl PodSketch {
     pub(super) fn spec(&self, name: &str) -> PodSpec {
         let mut spec = pod(name).gpus(self.gpus).phase(self.phase);
+        if let Some(job) = self.job {
+            spec = spec.of_job(&format!("job-{job}"));
+        }
         if self.bare {
             spec = spec.bare();
         }
