@@ -3,10 +3,13 @@
 #[expect(unreachable_pub, reason = "KubeSchema's expansion repeats the structs where nobody can reach them")]
 mod driver_policy;
 mod foreign;
+#[expect(unreachable_pub, reason = "KubeSchema's expansion repeats the structs where nobody can reach them")]
+mod gates;
 mod rollout;
 
 pub use driver_policy::*;
 pub use foreign::*;
+pub use gates::*;
 pub use rollout::*;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

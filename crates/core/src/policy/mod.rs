@@ -19,6 +19,7 @@ use kube::core::{Selector, SelectorExt};
 use serde_json::{Map, Value};
 
 pub use amount::{Amount, BadAmount};
+pub(crate) use parse::{duration, problem};
 pub use resolve::{ClusterPolicyFacts, resolve};
 
 use crate::api::{EffectiveValue, Mode, NvSentinelMode, OnBlocked, Refresh, TimeoutAction};
