@@ -113,7 +113,7 @@ fn driver_pod(set: &DaemonSet, node: &NodeName, facts: &Value) -> Pod {
 }
 
 fn user(node: &NodeName, facts: &Value) -> Pod {
-    let owner = Owner { kind: OwnerKind::Other, name: "web".into(), uid: "uid-web".into() };
+    let owner = Owner { kind: OwnerKind::Replicas, name: "web".into(), uid: "uid-web".into() };
     Pod {
         owner: (facts["owned"] != false).then_some(owner),
         resources: vec![("nvidia.com/gpu".into(), 1)],

@@ -46,6 +46,7 @@ fn watchable() -> Timing {
         workload_start: Duration::from_secs(3),
         workload_stop: Duration::from_secs(2),
         job_run: Duration::from_secs(5),
+        gate_run: Duration::from_secs(2),
         crash_after: Duration::from_secs(3),
         jitter: 0.3,
     }

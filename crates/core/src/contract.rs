@@ -30,6 +30,18 @@ pub const CANARY_LABEL: &str = "gpu-canary";
 pub const KEEP_CORDONED_LABEL: &str = "pitcrew.dev/keep-cordoned";
 /// On a ClusterPolicy: what to do with pods that did not leave in time, `Fail` or `Delete`.
 pub const TIMEOUT_ACTION_ANNOTATION: &str = "pitcrew.dev/timeout-action";
+/// Label of a gate's Job and pods: the gate's name. Pods that carry it are ours, whatever they ask for.
+pub const GATE_LABEL: &str = "pitcrew.dev/gate";
+/// Label of a gate's Job and pods: a hash of the nodes under test, whose names may be too long for a label.
+pub const GATE_NODE_LABEL: &str = "pitcrew.dev/gate-node";
+/// Label of a gate's Job and pods: the rollout, or a hash of its name where that is no label.
+pub const ROLLOUT_LABEL: &str = "pitcrew.dev/rollout";
+/// Annotation of a gate's Job and pods: what it is for (JSON), with all names in full.
+pub const GATE_RUN_ANNOTATION: &str = "pitcrew.dev/gate-run";
+/// The taint that a cordon stands for.
+pub const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
+/// NVIDIA's name of a whole GPU as a resource, and the key of the taint that keeps other work off GPU nodes.
+pub const GPU_RESOURCE: &str = "nvidia.com/gpu";
 /// The label by which DaemonSet pods tell which template they were made from.
 pub const REVISION_LABEL: &str = "controller-revision-hash";
 /// In a driver container's environment: a digest of everything that matters to the installed driver.

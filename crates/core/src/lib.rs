@@ -18,6 +18,7 @@
 //! | [`windows`] | when nodes may start, and how long a visit is expected to take |
 //! | [`health`] | keeping health systems off a node for a while |
 //! | [`clients`] | who keeps a handle on the driver, and whose is stale |
+//! | [`gate`] | checks that run as Jobs: presets, the Job, the verdict |
 //! | [`mod@plan`] | the walk of a node, one file per step; the slot ledger |
 //! | [`reason`] | why a node is where it is |
 //! | [`action`] | every effect that pitcrew may cause |
@@ -28,6 +29,7 @@ pub mod api;
 pub mod check;
 pub mod clients;
 pub mod contract;
+pub mod gate;
 pub mod health;
 pub mod names;
 pub mod plan;

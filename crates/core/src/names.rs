@@ -62,6 +62,10 @@ name_type!(
     PoolName
 );
 name_type!(
+    /// A gate, as the policy names it.
+    GateName
+);
+name_type!(
     /// The UID of an object: the one name that is never used twice.
     Uid
 );

@@ -62,6 +62,7 @@ fn pool(phase: Phase, nodes: Vec<NodeReport>) -> PoolReport {
             finished_at: None,
             aborted: false,
         }),
+        stages: vec![],
         counts: Counts {
             total: nodes.len(),
             done: count(Kind::Done),

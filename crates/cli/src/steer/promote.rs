@@ -77,16 +77,14 @@ fn only_staged<'a>(reading: &'a Reading<'a>) -> anyhow::Result<(String, &'a Roll
 /// The stage that is meant: by name, or the first that has not passed.
 fn choose<'a>(stages: &'a [StageStatus], name: Option<&str>) -> anyhow::Result<&'a StageStatus> {
     let names = || stages.iter().map(|stage| stage.name.as_str());
-    match name {
-        Some(name) => stages.iter().find(|stage| stage.name == name).ok_or_else(|| {
-            let like = did_you_mean(name, names());
-            anyhow!("there is no stage {name}{like} (there is: {})", names().collect::<Vec<_>>().join(", "))
-        }),
-        None => {
-            let open = stages.iter().find(|stage| stage.phase != StagePhase::Passed);
-            open.or(stages.last()).ok_or_else(|| anyhow!("there is no stage"))
-        }
-    }
+    let Some(name) = name else {
+        let open = stages.iter().find(|stage| stage.phase != StagePhase::Passed);
+        return open.or(stages.last()).ok_or_else(|| anyhow!("there is no stage"));
+    };
+    stages.iter().find(|stage| stage.name == name).ok_or_else(|| {
+        let like = did_you_mean(name, names());
+        anyhow!("there is no stage {name}{like} (there is: {})", names().collect::<Vec<_>>().join(", "))
+    })
 }
 
 fn may_be_promoted(rollout: &str, stage: &StageStatus, skip_bake: bool) -> anyhow::Result<()> {

@@ -3,6 +3,8 @@
 #[expect(unreachable_pub, reason = "KubeSchema's expansion repeats the structs where nobody can reach them")]
 mod driver_policy;
 mod foreign;
+#[expect(unreachable_pub, reason = "KubeSchema's expansion repeats the structs where nobody can reach them")]
+mod gates;
 mod rollout;
 #[expect(unreachable_pub, reason = "as above")]
 mod rollout_policy;
@@ -14,6 +16,7 @@ mod windows;
 
 pub use driver_policy::*;
 pub use foreign::*;
+pub use gates::*;
 pub use rollout::*;
 pub use rollout_policy::*;
 pub use stage::*;

@@ -183,7 +183,7 @@ impl Ledger {
         }
         let full = cost.stages().find_map(|(stage, nodes, new)| rooms.get(stage)?.full(nodes, new));
         if full.is_some() {
-            self.wait(unit, 0, full, starts);
+            self.wait(unit, 0, full.as_ref(), starts);
             return;
         }
         for (stage, nodes, new) in cost.stages() {
@@ -201,11 +201,11 @@ impl Ledger {
         &mut self,
         unit: &Unit<'_>,
         unmarked: usize,
-        limit: Option<Limit>,
+        limit: Option<&Limit>,
         starts: &mut Vec<(usize, Start)>,
     ) {
         let (ahead, together) = (self.waiting + unmarked, unit.nodes.len());
-        let waits = || Start::Waits { ahead, together, limit: limit.clone() };
+        let waits = || Start::Waits { ahead, together, limit: limit.cloned() };
         starts.extend(unit.nodes.iter().map(|node| (node.index, waits())));
         self.waiting += together;
     }

@@ -155,7 +155,7 @@ fn progress(snapshot: &Snapshot, name: &str, rollout: &Rollout, done: &PoolPlan,
     match due {
         // The end is told at once, the way there at its pace.
         Some(due) if due > snapshot.now && said.is_some_and(|said| is_as_far(said, &status)) => {
-            plan.wake(due)
+            plan.wake(due);
         }
         _ if may_write(snapshot, &Object::Rollout(name.to_owned()), plan) => {
             plan.actions.push(say(snapshot, name, status));

@@ -19,7 +19,7 @@ use crate::reason::{Limit, Narrow, Reason};
 
 /// The stages of one pool in one pass.
 pub(super) struct Stages<'a> {
-    stages: Cow<'a, [Stage]>,
+    list: Cow<'a, [Stage]>,
     /// What the rollout's status says of each.
     said: Vec<Option<&'a StageStatus>>,
     promotions: &'a [StagePromotion],
@@ -61,7 +61,7 @@ impl<'a> Stages<'a> {
         let of = assign(&stages, members);
         let counts = count(view, &stages, &of, members);
         let said = stages.iter().map(|stage| said.iter().find(|said| said.name == stage.name)).collect();
-        Self { stages, said, promotions: view.promotions(), of, counts }
+        Self { list: stages, said, promotions: view.promotions(), of, counts }
     }
 
     /// The stage of a member, by its place among them; none if the pool goes as one.
@@ -75,7 +75,7 @@ impl<'a> Stages<'a> {
 
     /// All stages before this one are open, and this is the first that has not passed.
     fn frontier(&self) -> usize {
-        (0..self.stages.len()).take_while(|stage| self.phase(*stage) == StagePhase::Passed).count()
+        (0..self.list.len()).take_while(|stage| self.phase(*stage) == StagePhase::Passed).count()
     }
 
     /// Why a node of this stage may not start, if it may not.
@@ -88,8 +88,8 @@ impl<'a> Stages<'a> {
         self.is_closed(stage).then(|| {
             let before = self.frontier();
             Reason::StageClosed {
-                stage: self.stages[stage].name.clone(),
-                before: self.stages[before].name.clone(),
+                stage: self.list[stage].name.clone(),
+                before: self.list[before].name.clone(),
                 phase: self.phase(before),
             }
         })
@@ -97,19 +97,19 @@ impl<'a> Stages<'a> {
 
     /// The stages before it come first.
     pub(super) fn is_closed(&self, stage: usize) -> bool {
-        !self.stages.is_empty() && stage > self.frontier()
+        !self.list.is_empty() && stage > self.frontier()
     }
 
     /// What each stage allows apart from the pool's limits.
     pub(super) fn rooms(&self) -> Vec<Room> {
-        self.stages.iter().zip(&self.counts).map(|(stage, count)| Room::of(stage, count)).collect()
+        self.list.iter().zip(&self.counts).map(|(stage, count)| Room::of(stage, count)).collect()
     }
 
     /// How far each stage is now.
     pub(super) fn progress(&self, view: &View<'_>, members: &[Member<'_>]) -> Progress {
         let mut wake_at: Option<Timestamp> = None;
         let frontier = self.frontier();
-        let stages = self.stages.iter().enumerate().map(|(index, stage)| {
+        let stages = self.list.iter().enumerate().map(|(index, stage)| {
             let nodes = members.iter().zip(&self.of).filter(|(_, of)| **of == index && index == frontier);
             let nodes: Vec<&Member<'_>> =
                 nodes.map(|(member, _)| member).filter(|member| !is_left_out(view, member)).collect();
@@ -134,7 +134,7 @@ impl<'a> Stages<'a> {
         let Count { total, done, failed, .. } = self.counts[index];
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         StageStatus {
-            name: self.stages[index].name.clone(),
+            name: self.list[index].name.clone(),
             total: number(total),
             done: number(done),
             failed: number(failed),
@@ -143,7 +143,7 @@ impl<'a> Stages<'a> {
     }
 
     fn next(&self, view: &View<'_>, index: usize, before: StageStatus, nodes: &[&Member<'_>]) -> StageStatus {
-        let (stage, count) = (&self.stages[index], &self.counts[index]);
+        let (stage, count) = (&self.list[index], &self.counts[index]);
         if index != self.frontier() {
             return before;
         }

@@ -22,6 +22,7 @@ use kube::core::{Selector, SelectorExt};
 use serde_json::{Map, Value};
 
 pub use amount::{Amount, BadAmount};
+pub(crate) use parse::{duration, problem};
 pub use resolve::{ClusterPolicyFacts, resolve};
 pub use stages::{Bake, Pick, RolloutRules, Stage};
 pub use topology::{Gang, Spread, Topology};

@@ -8,7 +8,7 @@ use super::{Amount, Problem};
 use crate::selector::{self, Labels};
 
 /// What admission takes, `([0-9]+(d|h|m|s))+`, and nothing else: a policy that was let in must not freeze its pool.
-pub(super) fn duration(text: &str, field: &str) -> Result<SignedDuration, Problem> {
+pub(crate) fn duration(text: &str, field: &str) -> Result<SignedDuration, Problem> {
     let bad = || problem(format!("\"{text}\" is not a duration such as 30m or 2h"), field);
     let (mut sum, mut rest) = (0_i64, text);
     while let Some(at) = rest.find(|c: char| !c.is_ascii_digit()) {
@@ -51,7 +51,7 @@ pub(super) fn matches(selector: &Selector, labels: &Labels) -> bool {
     kube::core::SelectorExt::matches(selector, labels)
 }
 
-pub(super) fn problem(what: impl Into<String>, field: impl Into<String>) -> Problem {
+pub(crate) fn problem(what: impl Into<String>, field: impl Into<String>) -> Problem {
     Problem { what: what.into(), field: field.into() }
 }
 

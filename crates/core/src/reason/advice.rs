@@ -84,14 +84,7 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
             vec![see_pod(pod), node]
         }
         Reason::TooManyFailed { .. } => vec![to("see which failed", "pitcrew status".to_owned())],
-        Reason::StageClosed { phase, .. } => {
-            let mut all = vec![to("see how far it is", "pitcrew status".to_owned())];
-            let newest = crate::plan::newest_rollout(about.snapshot, about.pool);
-            if let (Some((rollout, _)), StagePhase::AwaitingApproval) = (newest, phase) {
-                all.insert(0, to("open it", format!("pitcrew promote {rollout}")));
-            }
-            all
-        }
+        Reason::StageClosed { phase, .. } => open_stage(about, *phase),
         Reason::StageFailed { .. } => vec![to("see why", "pitcrew status".to_owned())],
         Reason::Aborted { rollout } => {
             vec![to("take it back", format!("pitcrew abort {rollout} --undo"))]
@@ -138,6 +131,15 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
             vec![remove.but("the walk begins again; lifting the cordon is then up to you")]
         }
     }
+}
+
+fn open_stage(about: &About<'_>, before: StagePhase) -> Vec<Advice> {
+    let mut all = vec![to("see how far it is", "pitcrew status".to_owned())];
+    let newest = crate::plan::newest_rollout(about.snapshot, about.pool);
+    if let (Some((rollout, _)), StagePhase::AwaitingApproval) = (newest, before) {
+        all.insert(0, to("open it", format!("pitcrew promote {rollout}")));
+    }
+    all
 }
 
 fn see_pod(pod: &ObjectName) -> Advice {

@@ -11,6 +11,7 @@ use crate::names::{NodeName, ObjectName};
 use crate::windows::LOOK_AHEAD_DAYS;
 
 impl fmt::Display for Reason {
+    #[expect(clippy::too_many_lines, reason = "one line for each reason")]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Reason::UpToDate => f.write_str("driver up to date and ready"),
@@ -74,12 +75,7 @@ impl fmt::Display for Reason {
                 "{failed} nodes failed and at most {limit} may (limits.failureThreshold); no more are started"
             ),
             Reason::StageClosed { stage, before, phase } => {
-                let doing = match phase {
-                    StagePhase::Baking => "is watched at work",
-                    StagePhase::AwaitingApproval => "waits for a person's word",
-                    _ => "comes first",
-                };
-                write!(f, "stage {stage} is not open yet: stage {before} {doing}")
+                write!(f, "stage {stage} is not open yet: stage {before} {}", doing(*phase))
             }
             Reason::StageFailed { stage, why } => {
                 write!(f, "stage {stage} has failed, so nothing new starts: {why}")
@@ -189,6 +185,15 @@ fn who_is(nodes: &[NodeName]) -> String {
         [one] => format!("{one} is"),
         [first, second] => format!("{first} and {second} are"),
         [first, rest @ ..] => format!("{first} and {} more are", rest.len()),
+    }
+}
+
+/// What a stage is doing that others wait for.
+fn doing(phase: StagePhase) -> &'static str {
+    match phase {
+        StagePhase::Baking => "is watched at work",
+        StagePhase::AwaitingApproval => "waits for a person's word",
+        _ => "comes first",
     }
 }
 

@@ -1,4 +1,4 @@
-//! How the simulated machines behave: how long things take, which drivers are broken where, what Jobs do.
+//! How the simulated machines behave: how long things take, which drivers are broken where, what Jobs and gates do.
 //!
 //! A table of rules that tests and demos can change while the cluster runs. Chance comes from the seed and the
 //! name of the node or pod, not from a running generator: what happens on one node does not depend on what
@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 /// How long things take. Each start takes up to `jitter` longer than said.
@@ -25,6 +26,8 @@ pub struct Timing {
     pub workload_stop: Duration,
     /// How long a Job's pod runs if no rule says otherwise.
     pub job_run: Duration,
+    /// How long a gate runs.
+    pub gate_run: Duration,
     /// How long a crashing driver container lives.
     pub crash_after: Duration,
     /// The largest part by which a start takes longer, 0.0 for clockwork.
@@ -41,6 +44,7 @@ impl Default for Timing {
             workload_start: Duration::from_millis(200),
             workload_stop: Duration::from_millis(200),
             job_run: Duration::from_secs(1),
+            gate_run: Duration::from_secs(1),
             crash_after: Duration::from_secs(1),
             jitter: 0.3,
         }
@@ -57,6 +61,7 @@ impl Timing {
             workload_start: Duration::from_secs(20),
             workload_stop: Duration::from_secs(8),
             job_run: Duration::from_mins(1),
+            gate_run: Duration::from_secs(40),
             crash_after: Duration::from_secs(10),
             jitter: 0.4,
         }
@@ -122,6 +127,57 @@ pub struct JobRule {
     pub message: String,
 }
 
+/// What a gate says: which, where, with which driver. Nothing said is a pass with the numbers of a healthy node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GateRule {
+    /// The gate's name; `None` is any.
+    pub gate: Option<String>,
+    /// Where.
+    pub nodes: Nodes,
+    /// The driver version that runs on the node, as in the image tag; `None` is any.
+    pub version: Option<String>,
+    /// What.
+    pub outcome: GateOutcome,
+}
+
+/// How a gate ends.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GateOutcome {
+    /// It exits with 0 and reports this.
+    Passes {
+        /// The JSON object.
+        report: Value,
+    },
+    /// It exits with something else.
+    Fails {
+        /// With what.
+        exit_code: i32,
+        /// The end of its log.
+        log: String,
+    },
+    /// It runs until somebody ends it.
+    Hangs,
+    /// Its image cannot be pulled.
+    ImageMissing,
+}
+
+impl GateOutcome {
+    /// A failure with exit code 1.
+    pub fn failure(log: &str) -> Self {
+        Self::Fails { exit_code: 1, log: log.to_owned() }
+    }
+
+    /// What the presets report of a healthy node, all in one.
+    pub fn healthy() -> Self {
+        Self::Passes {
+            report: json!({
+                "gpus": 8, "withEcc": 8, "corrected": 0, "uncorrected": 0, "loss": 0.5, "milliseconds": 1.5,
+                "gigabytesPerSecond": 400, "ports": 8, "active": 8, "gbps": 3200, "seconds": 20,
+            }),
+        }
+    }
+}
+
 /// Everything the simulated kubelets are told. The first rule that fits wins.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Behaviour {
@@ -131,6 +187,8 @@ pub struct Behaviour {
     pub drivers: Vec<DriverFault>,
     /// Jobs that do not simply succeed.
     pub jobs: Vec<JobRule>,
+    /// Gates that do not simply pass.
+    pub gates: Vec<GateRule>,
     /// Nodes whose kubelet is dead: `NotReady`, and nothing happens on them.
     pub down: BTreeSet<String>,
     /// How often nodes have booted since the beginning; a node that boots starts all its pods again.
@@ -176,6 +234,19 @@ impl Behaviour {
         self
     }
 
+    /// Adds what one gate says, with whatever driver.
+    #[must_use]
+    pub fn with_gate(self, gate: &str, nodes: Nodes, outcome: GateOutcome) -> Self {
+        self.with_gate_rule(GateRule { gate: Some(gate.to_owned()), nodes, version: None, outcome })
+    }
+
+    /// Adds what gates say. The first rule that fits wins.
+    #[must_use]
+    pub fn with_gate_rule(mut self, rule: GateRule) -> Self {
+        self.gates.push(rule);
+        self
+    }
+
     /// New driver pods remove the operator's operands of their node first.
     #[must_use]
     pub fn with_driver_manager(mut self) -> Self {
@@ -190,6 +261,15 @@ impl Behaviour {
 
     pub(super) fn job(&self, seed: u64, node: &str, name: &str) -> Option<&JobRule> {
         self.jobs.iter().find(|rule| name.starts_with(&rule.prefix) && rule.nodes.include(seed, node))
+    }
+
+    pub(super) fn gate(&self, seed: u64, node: &str, gate: &str, version: Option<&str>) -> GateOutcome {
+        let fits = |rule: &&GateRule| {
+            rule.gate.as_deref().is_none_or(|wanted| wanted == gate)
+                && rule.version.as_deref().is_none_or(|wanted| Some(wanted) == version)
+                && rule.nodes.include(seed, node)
+        };
+        self.gates.iter().find(fits).map_or_else(GateOutcome::healthy, |rule| rule.outcome.clone())
     }
 
     /// `base`, longer by a chance that belongs to `name`.
@@ -266,5 +346,24 @@ mod tests {
         assert_eq!(behaviour.fault(1, "gpu-02", "550.1"), Some(Fault::Hang));
         assert_eq!(behaviour.fault(1, "gpu-02", "535.1"), None);
         assert_eq!(behaviour.fault(1, "gpu-01", "550.1"), None);
+    }
+
+    #[test]
+    fn a_gate_says_what_the_first_rule_that_fits_says() {
+        let rule = |version: Option<&str>, outcome| GateRule {
+            gate: Some("smoke".into()),
+            nodes: Nodes::Named("gpu-02".into()),
+            version: version.map(str::to_owned),
+            outcome,
+        };
+        let behaviour = Behaviour::default()
+            .with_gate_rule(rule(Some("550.1"), GateOutcome::Hangs))
+            .with_gate_rule(rule(None, GateOutcome::ImageMissing));
+        let says = |node: &str, gate: &str, version| behaviour.gate(1, node, gate, version);
+        assert_eq!(says("gpu-02", "smoke", Some("550.1")), GateOutcome::Hangs);
+        assert_eq!(says("gpu-02", "smoke", Some("535.1")), GateOutcome::ImageMissing);
+        assert_eq!(says("gpu-02", "smoke", None), GateOutcome::ImageMissing);
+        assert_eq!(says("gpu-01", "smoke", Some("550.1")), GateOutcome::healthy());
+        assert_eq!(says("gpu-02", "other", Some("550.1")), GateOutcome::healthy());
     }
 }

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use pitcrew_core::contract::GATE_LABEL;
 
-use super::behaviour::{Behaviour, Fault};
+use super::behaviour::{Behaviour, Fault, GateOutcome};
 use super::kubelet::RUN_SECONDS;
-use super::object::controller_of;
+use super::object::{controller_of, value};
 use super::pod_life::Course;
 use super::role::{Role, annotated, driver_version, role};
 
@@ -16,11 +17,13 @@ use super::role::{Role, annotated, driver_version, role};
 pub(super) struct Place<'a> {
     pub(super) node: &'a str,
     pub(super) seed: u64,
+    /// The driver that is loaded there.
+    pub(super) version: Option<&'a str>,
 }
 
 /// What `pod` does if nothing comes in between; `driver` is who provides the node's driver now.
 pub(super) fn course(behaviour: &Behaviour, pod: &Pod, place: Place<'_>, driver: Option<&str>) -> Course {
-    let Place { node, seed } = place;
+    let Place { node, seed, .. } = place;
     let timing = &behaviour.timing;
     match role(pod) {
         Role::Driver => of_driver(behaviour, pod, place),
@@ -33,6 +36,9 @@ pub(super) fn course(behaviour: &Behaviour, pod: &Pod, place: Place<'_>, driver:
         }
         Role::Client => of_client(behaviour, pod, place),
         Role::Job => {
+            if let Some(gate) = value(pod.metadata.labels.as_ref(), GATE_LABEL) {
+                return of_gate(behaviour, pod, place, gate);
+            }
             let start = behaviour.jittered(timing.workload_start, seed, &pod.name_any());
             let name = controller_of(pod).map_or_else(|| pod.name_any(), |owner| owner.name.clone());
             let rule = behaviour.job(seed, node, &name);
@@ -47,7 +53,7 @@ pub(super) fn course(behaviour: &Behaviour, pod: &Pod, place: Place<'_>, driver:
     }
 }
 
-fn of_driver(behaviour: &Behaviour, pod: &Pod, Place { node, seed }: Place<'_>) -> Course {
+fn of_driver(behaviour: &Behaviour, pod: &Pod, Place { node, seed, .. }: Place<'_>) -> Course {
     let version = driver_version(pod).unwrap_or_default();
     let whole = behaviour.jittered(behaviour.timing.driver_start, seed, &format!("{node}/{version}"));
     let start = whole / 5;
@@ -55,8 +61,21 @@ fn of_driver(behaviour: &Behaviour, pod: &Pod, Place { node, seed }: Place<'_>) 
     broken(behaviour, run, behaviour.fault(seed, node, &version))
 }
 
+fn of_gate(behaviour: &Behaviour, pod: &Pod, Place { node, seed, version }: Place<'_>, gate: &str) -> Course {
+    let start = behaviour.jittered(behaviour.timing.workload_start, seed, &pod.name_any());
+    let run = behaviour.jittered(behaviour.timing.gate_run, seed, &pod.name_any());
+    match behaviour.gate(seed, node, gate, version) {
+        GateOutcome::Passes { report } => {
+            Course::Finish { start, run, exit_code: 0, message: report.to_string() }
+        }
+        GateOutcome::Fails { exit_code, log } => Course::Finish { start, run, exit_code, message: log },
+        GateOutcome::Hangs => Course::Run { start, warm_up: Duration::ZERO },
+        GateOutcome::ImageMissing => Course::NoImage { start },
+    }
+}
+
 /// As long from the gate to Ready as it took to the gate.
-fn of_client(behaviour: &Behaviour, pod: &Pod, Place { node, seed }: Place<'_>) -> Course {
+fn of_client(behaviour: &Behaviour, pod: &Pod, Place { node, seed, .. }: Place<'_>) -> Course {
     let client = controller_of(pod).map_or_else(|| pod.name_any(), |owner| owner.name.clone());
     let start = behaviour.jittered(behaviour.timing.workload_start, seed, &format!("{node}/{client}"));
     let run = Course::Run { start, warm_up: start };

@@ -187,7 +187,8 @@ impl Kubelets {
         let (name, time) = (node.name_any(), self.clock.now());
         let (driver, run) = (self.driver_on(node), self.driver_run(node));
         let (boot, driver_restarts) = (self.boot(&name), self.driver_restarts(&name));
-        let place = Place { node: &name, seed: self.seed };
+        let version = run.as_ref().and_then(|run| run.version.as_deref());
+        let place = Place { node: &name, seed: self.seed, version };
         let mut course = course(&self.behaviour.borrow(), pod, place, driver.as_deref());
         let obstacle = self.obstacle(pod, node, run.as_ref());
         let machine = Machine { driver: driver.as_deref(), run: run.as_ref(), boot, driver_restarts };
@@ -203,7 +204,11 @@ impl Kubelets {
         } else if asks_first(pod) && !life.may_load(node.annotations().contains_key(&self.safe_load)) {
             course = Course::Ask { start: course.start() };
         }
-        if let Some(at) = life.advance(&course, now, &time) {
+        let deadline = deadline(pod, life).map(|seconds| self.clock.instant(&life.since) + seconds);
+        if deadline.is_some_and(|deadline| now >= deadline) {
+            life.expire(&time);
+        }
+        for at in life.advance(&course, now, &time).into_iter().chain(deadline.filter(|at| *at > now)) {
             queue.add_at(Task::Pod(key.clone()), at);
         }
         if life.incarnation().is_some() && life.incarnation() != before {
@@ -293,6 +298,12 @@ impl Kubelets {
     fn is_down(&self, node: &str) -> bool {
         self.behaviour.borrow().down.contains(node)
     }
+}
+
+/// How long the kubelet lets a pod be active.
+fn deadline(pod: &Pod, life: &Life) -> Option<Duration> {
+    let seconds = pod.spec.as_ref()?.active_deadline_seconds?;
+    u64::try_from(seconds).ok().map(Duration::from_secs).filter(|_| !life.is_over())
 }
 
 impl Actor for Kubelets {

@@ -60,7 +60,10 @@ use jiff::Timestamp;
 use kube::Client;
 use tokio::task::JoinSet;
 
-pub use behaviour::{Behaviour, BehaviourHandle, ClientFault, DriverFault, Fault, JobRule, Nodes, Timing};
+pub use behaviour::{
+    Behaviour, BehaviourHandle, ClientFault, DriverFault, Fault, GateOutcome, GateRule, JobRule, Nodes,
+    Timing,
+};
 pub(crate) use cache::{Informer, changed};
 pub(crate) use clients::GPU;
 pub use clients::{OPERANDS, Operand};

@@ -40,14 +40,15 @@ pub(super) fn meant_for(pod: &Pod) -> Option<&str> {
     node_of(pod).or_else(|| pinned_to(pod.spec.as_ref()?))
 }
 
-/// The node that a DaemonSet's pod is pinned to.
+/// The node that a DaemonSet's pod is pinned to, or a gate's.
 pub(super) fn pinned_to(spec: &PodSpec) -> Option<&str> {
     let affinity = spec.affinity.as_ref()?.node_affinity.as_ref()?;
     let required = affinity.required_during_scheduling_ignored_during_execution.as_ref()?;
     let [term] = required.node_selector_terms.as_slice() else { return None };
     let [field] = term.match_fields.as_deref()? else { return None };
     let by_name = field.key == "metadata.name" && field.operator == "In";
-    field.values.as_ref()?.first().filter(|_| by_name).map(String::as_str)
+    let [node] = field.values.as_deref()? else { return None };
+    by_name.then_some(node.as_str())
 }
 
 /// The node a pod is bound to.

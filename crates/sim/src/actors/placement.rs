@@ -1,12 +1,14 @@
-//! Whether a pod may be on a node: selectors, required affinity, taints. Shared by scheduler and DaemonSets.
+//! Whether a pod may be on a node: selectors, required affinity, taints, pods that it keeps away from. Shared by scheduler and DaemonSets.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration,
+    Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec, Taint, Toleration,
 };
 use kube::ResourceExt;
+use kube::core::{Selector, SelectorExt};
 
+const HOSTNAME: &str = "kubernetes.io/hostname";
 pub(super) const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 
 /// nodeSelector and required node affinity.
@@ -49,6 +51,21 @@ fn requirement_met(requirement: &NodeSelectorRequirement, values: &BTreeMap<Stri
         "Lt" => number().is_some_and(|(value, bound)| value < bound),
         _ => false,
     }
+}
+
+/// The pods beside which a pod must not be: those of its namespace that these select. Only nodes are told apart, not
+/// wider domains.
+pub(super) fn rivals(spec: &PodSpec) -> Vec<Selector> {
+    let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.pod_anti_affinity.as_ref());
+    let required =
+        affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
+    let by_node = |term: &&PodAffinityTerm| term.topology_key == HOSTNAME;
+    let selector = |term: &PodAffinityTerm| Selector::try_from(term.label_selector.clone()?).ok();
+    required.into_iter().flatten().filter(by_node).filter_map(selector).collect()
+}
+
+pub(super) fn is_rival(rivals: &[Selector], other: &Pod) -> bool {
+    rivals.iter().any(|selector| selector.matches(other.labels()))
 }
 
 /// The node's taints, with the one that a cordon stands for: the node controller may not have written it yet.

@@ -15,6 +15,9 @@ use super::object::{is_finished, is_ready};
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 const BACKOFF_MAX: Duration = Duration::from_mins(5);
 
+/// The exit code of a process that was killed.
+pub(super) const KILLED: i32 = 137;
+
 /// What a pod does if nothing comes in between.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Course {
@@ -54,6 +57,8 @@ pub(super) enum Container {
     BackingOff,
     NoImage,
     Exited(Exit),
+    /// The pod was ended before there was one.
+    Never,
 }
 
 /// How a container ended.
@@ -142,6 +147,8 @@ pub(super) struct Life {
     pub(super) saw: Option<DriverRun>,
     /// Why it does not start, as people were told.
     pub(super) told: Option<&'static str>,
+    /// Its time was up.
+    pub(super) expired: bool,
 }
 
 impl Life {
@@ -173,6 +180,7 @@ impl Life {
             driver_restarts,
             saw,
             told: None,
+            expired: false,
         }
     }
 
@@ -220,6 +228,20 @@ impl Life {
             self.last_exit = Some(self.exit(1, "", time));
             self.start(course, now, time);
         }
+    }
+
+    /// Its containers will not run again.
+    pub(super) fn is_over(&self) -> bool {
+        self.stage == Stage::Over
+    }
+
+    /// The kubelet ends a pod that has been active for longer than it may.
+    pub(super) fn expire(&mut self, time: &Time) {
+        self.container = match self.container {
+            Container::Running { .. } => Container::Exited(self.exit(KILLED, "", time)),
+            _ => Container::Never,
+        };
+        (self.ready, self.stage, self.expired) = (false, Stage::Over, true);
     }
 
     /// A node that booted starts all its pods again.

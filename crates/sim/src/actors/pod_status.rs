@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::pod_life::{Container, Exit, Life};
+use super::pod_life::{Container, Exit, KILLED, Life};
 
 /// The pod's status with the kubelet's part brought up to date; what others wrote stays.
 pub(super) fn status_of(pod: &Pod, life: &Life, now: &Time) -> PodStatus {
@@ -18,7 +18,11 @@ pub(super) fn status_of(pod: &Pod, life: &Life, now: &Time) -> PodStatus {
         spec.map(|spec| spec.containers.iter().map(|container| main_status(container, life)).collect());
     status.init_container_statuses =
         spec.and_then(|spec| spec.init_containers.as_ref()).map(|containers| init_statuses(containers, life));
-    let finished = matches!(life.container, Container::Exited(_));
+    if life.expired {
+        status.reason = Some("DeadlineExceeded".into());
+        status.message = Some("Pod was active on the node longer than the specified deadline".into());
+    }
+    let finished = matches!(life.container, Container::Exited(_) | Container::Never);
     let reason = (!life.ready).then_some(if finished { "PodCompleted" } else { "ContainersNotReady" });
     let conditions = status.conditions.get_or_insert_default();
     set(conditions, "PodScheduled", true, None, now);
@@ -39,7 +43,7 @@ fn phase(life: &Life) -> &'static str {
         }
         Container::Running { .. } | Container::BackingOff => "Running",
         Container::Exited(exit) if exit.code == 0 => "Succeeded",
-        Container::Exited(_) => "Failed",
+        Container::Exited(_) | Container::Never => "Failed",
     }
 }
 
@@ -78,6 +82,7 @@ fn main_status(container: &ContainerSpec, life: &Life) -> ContainerStatus {
             waiting("CrashLoopBackOff", Some(message))
         }
         Container::Exited(exit) => terminated(exit),
+        Container::Never => never(),
     };
     let runs = matches!(life.container, Container::Running { .. });
     ContainerStatus {
@@ -123,6 +128,17 @@ fn running(since: &Time) -> ContainerState {
 fn waiting(reason: &str, message: Option<String>) -> ContainerState {
     let waiting = ContainerStateWaiting { reason: Some(reason.into()), message };
     ContainerState { waiting: Some(waiting), ..ContainerState::default() }
+}
+
+/// What kubelets say of a container that a pod's end came before.
+fn never() -> ContainerState {
+    let terminated = ContainerStateTerminated {
+        exit_code: KILLED,
+        reason: Some("ContainerStatusUnknown".into()),
+        message: Some("The container could not be located when the pod was terminated".into()),
+        ..ContainerStateTerminated::default()
+    };
+    ContainerState { terminated: Some(terminated), ..ContainerState::default() }
 }
 
 fn terminated(exit: &Exit) -> ContainerState {

@@ -13,7 +13,7 @@ use super::cache::{Change, Key};
 use super::clock::Clock;
 use super::manager::Manager;
 use super::object::{is_finished, is_terminating, node_of, pinned_to, pod_condition};
-use super::placement::{selects, taints, tolerates, tolerates_all};
+use super::placement::{is_rival, rivals, selects, taints, tolerates, tolerates_all};
 use super::quantity::milli;
 use super::way::Way;
 use super::world::World;
@@ -122,30 +122,36 @@ impl Scheduler {
         let better = std::mem::take(&mut self.better);
         let mut writes = Vec::new();
         // Placed in this round; counted for good when the bindings' answers come back.
-        let mut assumed: Vec<(String, PodSpec)> = Vec::new();
+        let mut assumed: Vec<(String, Arc<Pod>)> = Vec::new();
         for key in self.pending.clone() {
             let Some(pod) = world.pods.cache.get(&key) else { continue };
             let Some(spec) = &pod.spec else { continue };
             let among = if untried.contains(&key) { None } else { Some(&better) };
-            if let Some(node) = self.choose(spec, among) {
+            let avoid = rivals_of(pod, spec, world, &assumed);
+            if let Some(node) = self.choose(spec, among, &avoid) {
                 self.count(&node, spec, 1);
                 // Until the binding is known to have worked.
                 self.untried.insert(key.clone());
                 writes.push(bind(way, pod, key, node.clone()));
-                assumed.push((node, spec.clone()));
+                assumed.push((node, pod.clone()));
             } else if pod_condition(pod, "PodScheduled").is_none() {
                 writes.push(Write::status(way, pod.as_ref(), &unschedulable(pod, clock)));
             }
         }
-        for (node, spec) in assumed {
-            self.count(&node, &spec, -1);
+        for (node, pod) in &assumed {
+            pod.spec.iter().for_each(|spec| self.count(node, spec, -1));
         }
         writes
     }
 
-    fn choose(&self, spec: &PodSpec, among: Option<&BTreeSet<String>>) -> Option<String> {
+    fn choose(
+        &self,
+        spec: &PodSpec,
+        among: Option<&BTreeSet<String>>,
+        avoid: &BTreeSet<String>,
+    ) -> Option<String> {
         let wanted = requests(spec);
-        let fits = |(_, room): &(&String, &Room)| room.takes(spec, &wanted);
+        let fits = |(name, room): &(&String, &Room)| !avoid.contains(*name) && room.takes(spec, &wanted);
         let best = |(name, room)| (Room::rank(room, spec), name);
         if let Some(only) = pinned_to(spec) {
             let there = self.nodes.get_key_value(only).filter(|place| fits(place));
@@ -187,6 +193,20 @@ impl Room {
         let soft = self.taints.iter().filter(|taint| taint.effect == "PreferNoSchedule").count();
         (!self.open || soft < self.taints.len(), soft, self.devices, self.pods, name.to_owned())
     }
+}
+
+/// The nodes with pods beside which `pod` must not be, those placed in this round included.
+fn rivals_of(pod: &Pod, spec: &PodSpec, world: &World, assumed: &[(String, Arc<Pod>)]) -> BTreeSet<String> {
+    let rivals = rivals(spec);
+    if rivals.is_empty() {
+        return BTreeSet::new();
+    }
+    let is_rival = |other: &Pod| {
+        other.metadata.namespace == pod.metadata.namespace && is_rival(&rivals, other) && !is_finished(other)
+    };
+    let bound = world.pods.cache.iter().filter_map(|(_, other)| Some((node_of(other)?, other)));
+    let placed = assumed.iter().map(|(node, other)| (node.as_str(), other));
+    bound.chain(placed).filter(|(_, other)| is_rival(other)).map(|(node, _)| node.to_owned()).collect()
 }
 
 /// True of most pods. What every pod gets for dead nodes has to do with staying, not with going there.

@@ -60,30 +60,30 @@ fn others_untouched(stage: &Stage) -> Outcome {
     Ok(())
 }
 
-async fn canary_is(stage: &mut Stage, state: State) -> Outcome {
+async fn canary_ends(stage: &mut Stage, end: State) -> Outcome {
     stage.set_version(NEW).await?;
     stage.until("the others are due", |scene| scene.state("gpu-01") == State::UpgradeRequired).await?;
-    stage.until("the canary has come to its end", |scene| scene.state(CANARY) == state).await?;
+    stage.until("the canary has come to its end", |scene| scene.state(CANARY) == end).await?;
     stage.until_reason("gpu-01", "stage").await?;
     others_untouched(stage)
 }
 
 async fn opens(stage: &mut Stage) -> Outcome {
-    canary_is(stage, State::UpgradeDone).await?;
+    canary_ends(stage, State::UpgradeDone).await?;
     stage.until_done().await?;
     stage.until_rollout("gpu-1", RolloutPhase::Done).await?;
     in_service(stage)
 }
 
 async fn halts(stage: &mut Stage) -> Outcome {
-    canary_is(stage, State::UpgradeFailed).await?;
+    canary_ends(stage, State::UpgradeFailed).await?;
     stage.until_rollout("gpu-1", RolloutPhase::Halted).await?;
     stage.stands_still_for(Duration::from_secs(3)).await?;
     others_untouched(stage)
 }
 
 async fn approved(stage: &mut Stage) -> Outcome {
-    canary_is(stage, State::UpgradeDone).await?;
+    canary_ends(stage, State::UpgradeDone).await?;
     stage.until_rollout("gpu-1", RolloutPhase::AwaitingApproval).await?;
     stage.stands_still_for(Duration::from_secs(3)).await?;
     others_untouched(stage)?;
@@ -94,7 +94,7 @@ async fn approved(stage: &mut Stage) -> Outcome {
 }
 
 async fn two_days(stage: &mut Stage) -> Outcome {
-    canary_is(stage, State::UpgradeDone).await?;
+    canary_ends(stage, State::UpgradeDone).await?;
     stage.until_rollout("cluster-policy-1", RolloutPhase::Baking).await?;
     stage.stands_still_for(Duration::from_hours(47)).await?;
     others_untouched(stage)?;

@@ -204,6 +204,7 @@ fn behaviour(seed: u64, faults: &BTreeSet<Fault>) -> Behaviour {
         workload_start: between(50, 2000),
         workload_stop: between(50, 4000),
         job_run: Duration::from_secs(1),
+        gate_run: Duration::from_secs(1),
         crash_after: Duration::from_secs(1),
         jitter: 0.5,
     };

@@ -21,7 +21,7 @@ fn labelled() -> Fleet {
 }
 
 /// Six outdated nodes under a DriverPolicy with these stages; nobody limits them otherwise.
-fn staged(stages: Value) -> Fleet {
+fn staged(stages: &Value) -> Fleet {
     let spec = json!({
         "driver": {"name": "gpu"},
         "upgradePolicy": {"maxParallelUpgrades": 0, "maxUnavailable": "100%"},
@@ -107,7 +107,7 @@ fn a_canary_that_loses_its_label_does_not_open_the_fleet() {
 
 #[test]
 fn nodes_belong_to_the_first_stage_that_takes_them_and_the_rest_goes_last() {
-    let mut fleet = staged(json!([
+    let mut fleet = staged(&json!([
         {"name": "one", "count": 1, "bake": {"duration": "1h"}},
         {"name": "some", "count": "50%", "bake": {"duration": "1h"}},
     ]));
@@ -122,7 +122,7 @@ fn nodes_belong_to_the_first_stage_that_takes_them_and_the_rest_goes_last() {
 
 #[test]
 fn a_stage_without_a_node_opens_nothing() {
-    let mut fleet = staged(json!([{"name": "canary", "nodeSelector": {"rack": "none"}}]));
+    let mut fleet = staged(&json!([{"name": "canary", "nodeSelector": {"rack": "none"}}]));
     live(&mut fleet, 100 * HOUR);
     assert_eq!(done(&fleet), [""; 0]);
     let message = stages(&fleet)[0].message.clone().unwrap();
@@ -231,7 +231,7 @@ fn time_in_which_a_node_is_down_does_not_count() {
 
 #[test]
 fn too_little_work_makes_a_bake_longer() {
-    let mut fleet = staged(json!([
+    let mut fleet = staged(&json!([
         {"name": "canary", "count": 1, "bake": {"duration": "2h", "minDeviceHours": 4, "minJobStarts": 1}},
     ]));
     live(&mut fleet, 5 * HOUR);
@@ -248,7 +248,7 @@ fn too_little_work_makes_a_bake_longer() {
 
 #[test]
 fn a_person_opens_the_next_stage_where_the_policy_says_so() {
-    let mut fleet = staged(json!([
+    let mut fleet = staged(&json!([
         {"name": "canary", "count": 1, "bake": {"duration": "0s"}, "promotion": "Manual"},
     ]));
     live(&mut fleet, 100 * HOUR);
@@ -269,7 +269,7 @@ fn a_person_may_cut_a_bake_short() {
 
 #[test]
 fn a_stage_that_ramps_up_takes_one_then_two_then_four() {
-    let mut fleet = staged(json!([{"name": "all", "ramp": true}]));
+    let mut fleet = staged(&json!([{"name": "all", "ramp": true}]));
     let mut most = vec![];
     for _ in 0..200 {
         fleet.step();
@@ -284,7 +284,7 @@ fn a_stage_that_ramps_up_takes_one_then_two_then_four() {
 
 #[test]
 fn a_stage_has_limits_of_its_own_within_those_of_the_pool() {
-    let mut fleet = staged(json!([{"name": "all", "maxParallelUpgrades": 2}]));
+    let mut fleet = staged(&json!([{"name": "all", "maxParallelUpgrades": 2}]));
     fleet.settle();
     fleet.step();
     for _ in 0..100 {

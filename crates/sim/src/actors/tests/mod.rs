@@ -3,6 +3,7 @@
 mod clients;
 mod dra;
 mod fleet;
+mod gates;
 mod platform;
 mod workloads;
 
