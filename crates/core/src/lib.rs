@@ -14,6 +14,7 @@
 //! | [`api`] | the custom resources: `DriverPolicy`, `Rollout`, and NVIDIA's as far as they are read |
 //! | [`policy`] | what the user wants, resolved from whichever source says it |
 //! | [`snapshot`] | the facts: nodes, pods, DaemonSets, budgets, what is in flight |
+//! | [`matrix`] | the version matrix: which versions belong together, and what runs otherwise |
 //! | [`visit`] | the record that pitcrew keeps on a node while it owns it |
 //! | [`health`] | keeping health systems off a node for a while |
 //! | [`clients`] | who keeps a handle on the driver, and whose is stale |
@@ -28,6 +29,7 @@ pub mod check;
 pub mod clients;
 pub mod contract;
 pub mod health;
+pub mod matrix;
 pub mod names;
 pub mod plan;
 pub mod policy;
