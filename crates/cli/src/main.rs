@@ -7,6 +7,7 @@ mod controller;
 mod crd;
 mod demo;
 mod explain;
+mod matrix;
 mod reading;
 mod refresh_clients;
 mod simulate;
@@ -65,6 +66,8 @@ enum Command {
     HealthHold(steer::HealthHoldArgs),
     /// Replace driver clients that hold on to a driver that is gone, in clusters without the controller
     RefreshClients(refresh_clients::Args),
+    /// Check, compare, promote and put back the version matrix that is kept in Git: no cluster is asked
+    Matrix(matrix::Args),
     /// Play random upgrades under random faults and check every promise: no cluster, no configuration
     Simulate(simulate::Args),
     /// Print pitcrew's custom resource definitions, for kubectl apply -f -
@@ -93,6 +96,7 @@ fn main() -> ExitCode {
         Command::Promote(args) => steer::promote(&args),
         Command::HealthHold(args) => steer::health_hold(&args),
         Command::RefreshClients(args) => refresh_clients::run(&args),
+        Command::Matrix(args) => matrix::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Crd(args) => crd::run(&args),
     };

@@ -150,7 +150,7 @@ fn whatever_core_advises_is_a_command_that_exists() {
 
 #[test]
 fn whatever_the_manual_tells_people_to_type_exists() {
-    let manual = include_str!("../../../docs/commands.md");
+    let manual = concat!(include_str!("../../../docs/commands.md"), include_str!("../../../docs/matrix.md"));
     let typed = manual.lines().filter_map(|line| line.strip_prefix("$ "));
     let typed: Vec<&str> = typed.filter(|line| line.starts_with("pitcrew ")).collect();
     assert!(typed.len() >= 8, "{typed:?}");

@@ -14,6 +14,7 @@
 //! | [`api`] | the custom resources: `DriverPolicy`, `Rollout`, and NVIDIA's as far as they are read |
 //! | [`policy`] | what the user wants, resolved from whichever source says it |
 //! | [`snapshot`] | the facts: nodes, pods, DaemonSets, budgets, what is in flight |
+//! | [`matrix`] | the version matrix: which versions belong together, and what runs otherwise |
 //! | [`visit`] | the record that pitcrew keeps on a node while it owns it |
 //! | [`windows`] | when nodes may start, and how long a visit is expected to take |
 //! | [`health`] | keeping health systems off a node for a while |
@@ -31,6 +32,7 @@ pub mod clients;
 pub mod contract;
 pub mod gate;
 pub mod health;
+pub mod matrix;
 pub mod names;
 pub mod plan;
 pub mod policy;

@@ -70,6 +70,10 @@ name_type!(
     Uid
 );
 name_type!(
+    /// An entry of the version matrix: `current`, `canary`, …
+    EntryName
+);
+name_type!(
     /// A DaemonSet template revision, the value of `controller-revision-hash`.
     RevisionHash
 );
