@@ -1,4 +1,4 @@
-//! `spec.rollout` of a DriverPolicy: how a new version reaches the pool, part by part, and what happens if it is bad.
+//! `spec.rollout` of a DriverPolicy: how a new version reaches the pool, part by part.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{BlackoutSpec, TopologySpec, WindowSpec};
 
 /// How a new version reaches the pool.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = ("self.stages.all(stage, self.stages.exists_one(other, other.name == stage.name))", "rollout.stages: each stage needs a name of its own")
@@ -21,9 +21,6 @@ pub struct RolloutPolicySpec {
     #[serde(default)]
     #[schemars(length(max = 16))]
     pub stages: Vec<StageSpec>,
-    /// What happens when a stage fails.
-    #[serde(default)]
-    pub on_failure: OnFailure,
     /// When nodes may start. Empty: at any time.
     #[serde(default)]
     #[schemars(length(max = 16))]
@@ -35,23 +32,6 @@ pub struct RolloutPolicySpec {
     /// Which nodes go together, and which do not.
     #[serde(default)]
     pub topology: TopologySpec,
-    /// So many finished rollouts of the pool are kept as history.
-    #[serde(default = "default_history")]
-    #[x_kube(validation = ("self >= 2", "rollout.historyLimit must be 2 or more: a rollback needs the rollout before it"))]
-    pub history_limit: u32,
-}
-
-impl Default for RolloutPolicySpec {
-    fn default() -> Self {
-        Self {
-            stages: Vec::new(),
-            on_failure: OnFailure::default(),
-            windows: Vec::new(),
-            blackouts: Vec::new(),
-            topology: TopologySpec::default(),
-            history_limit: default_history(),
-        }
-    }
 }
 
 /// A part of the pool that goes together.
@@ -84,7 +64,7 @@ pub struct StageSpec {
     /// One node first, then two, four, eight at a time, as long as none fails.
     #[serde(default)]
     pub ramp: bool,
-    /// More failed nodes than this condemn the version: a number, or a percentage of the stage that rounds up. Not set: 0
+    /// More failed nodes than this fail the stage: a number, or a percentage of the stage that rounds up. Not set: 0
     /// for a stage that others wait for, `limits.failureThreshold` for the last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = ("type(self) == int ? int(self) >= 0 : string(self).matches('^(100|[0-9]{1,2})%$')", "a stage's failureThreshold must be a number of nodes (0 or more) or a percentage such as 20%"))]
@@ -134,19 +114,6 @@ pub enum Promotion {
     Manual,
 }
 
-/// What happens when a stage fails.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
-pub enum OnFailure {
-    /// The version before it is put back, and upgraded nodes are brought back to it.
-    #[default]
-    Rollback,
-    /// Nothing new starts until a person decides.
-    Pause,
-}
-
 fn default_bake() -> String {
     "48h".to_owned()
-}
-fn default_history() -> u32 {
-    20
 }

@@ -4,7 +4,7 @@ use jiff::SignedDuration;
 
 use super::parse::{amount, duration, problem};
 use super::{Amount, Limits, Problem};
-use crate::api::{BakeSpec, OnFailure, Promotion, RolloutPolicySpec, StageSpec};
+use crate::api::{BakeSpec, Promotion, RolloutPolicySpec, StageSpec};
 use crate::contract::CANARY_LABEL;
 use crate::selector::Labels;
 
@@ -13,10 +13,6 @@ use crate::selector::Labels;
 pub struct RolloutRules {
     /// The stages that the policy names, and after them the rest. Empty: it names none.
     pub stages: Vec<Stage>,
-    /// What happens when one fails.
-    pub on_failure: OnFailure,
-    /// So many finished rollouts are kept.
-    pub history: usize,
 }
 
 /// A part of a pool that goes together.
@@ -32,7 +28,7 @@ pub struct Stage {
     pub max_unavailable: Option<Amount>,
     /// One first, then two, four, eight at a time.
     pub ramp: bool,
-    /// More failed nodes than this condemn the version.
+    /// More failed nodes than this fail it.
     pub failure_threshold: Amount,
     /// Watched at work before the next one opens.
     pub bake: Option<Bake>,
@@ -120,7 +116,7 @@ pub(super) fn rollout(spec: &RolloutPolicySpec, limits: &Limits) -> Result<Rollo
         }
         stages.push(Stage::rest(limits));
     }
-    Ok(RolloutRules { stages, on_failure: spec.on_failure, history: spec.history_limit as usize })
+    Ok(RolloutRules { stages })
 }
 
 fn read(spec: &StageSpec, index: usize, limits: &Limits) -> Result<Stage, Problem> {
