@@ -2,7 +2,7 @@
 
 use kube::ResourceExt as _;
 use pitcrew_core::api::Rollout;
-use pitcrew_core::contract::{State, nvsentinel};
+use pitcrew_core::contract::{CANARY_LABEL, State, nvsentinel};
 use pitcrew_sim::actors::{Behaviour, Fault, Nodes, Timing};
 use pitcrew_sim::fleet::Fleet;
 use serde_json::json;
@@ -145,6 +145,34 @@ fn an_abort_is_written_into_the_rollout_that_is_under_way() {
         told.push(undo(None).await);
         assert!(!rollouts.get("cluster-policy-1").await.unwrap().spec.abort);
         told.push(undo(Some("cluster-policy-1")).await);
+        insta::assert_snapshot!(told.join("\n"));
+    });
+}
+
+#[test]
+fn a_stage_is_promoted_by_name_and_opens_the_next_one() {
+    let fleet = fleet().with_label("gpu-01", CANARY_LABEL, "true");
+    play(&fleet, Behaviour::default(), async |stage| {
+        let promote = async |rollout: Option<&str>, name: Option<&str>, skip_bake: bool| {
+            let wish = promote::Wish { rollout, stage: name, by: "mei", skip_bake };
+            steer(stage, false, |look| promote::decide(look, &wish, look.snapshot.now)).await
+        };
+        let mut told = vec![promote(None, None, false).await];
+        stage.cluster.set_driver_version(NEW).await.unwrap();
+        stage.until_state("gpu-02", State::UpgradeRequired).await;
+        stage.until_state("gpu-01", State::UpgradeDone).await;
+        tokio::time::sleep(std::time::Duration::from_mins(1)).await;
+        let before = stage.writes();
+        told.push(promote(None, None, false).await);
+        told.push(promote(None, Some("canari"), true).await);
+        told.push(promote(Some("cluster-policy-1"), Some("fleet"), true).await);
+        assert_eq!(stage.writes(), before, "bad input changed something");
+        told.push(promote(None, None, true).await);
+        let rollouts = Api::<Rollout>::all(stage.cluster.admin.clone());
+        let promotions = rollouts.get("cluster-policy-1").await.unwrap().spec.promotions;
+        assert_eq!((promotions[0].stage.as_str(), promotions[0].by.as_str()), ("canary", "mei"));
+        stage.until_state("gpu-02", State::UpgradeDone).await;
+        told.push(promote(Some("cluster-policy-1"), Some("canary"), false).await);
         insta::assert_snapshot!(told.join("\n"));
     });
 }
