@@ -9,6 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{BlackoutSpec, TopologySpec, WindowSpec};
 
+// Amounts in a list have no rules with sentences: the API server takes their texts for as long as a whole request, and
+// refuses the definition because of what checking 16 of them could cost.
+const PERCENT: &str = "^(100|[0-9]{1,2})%$";
+const AT_LEAST_ONE_PERCENT: &str = "^(100|[1-9][0-9]?)%$";
+
 /// How a new version reaches the pool.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
@@ -51,7 +56,7 @@ pub struct StageSpec {
     pub node_selector: BTreeMap<String, String>,
     /// So many of the nodes that are left: a number, or a percentage of the pool that rounds up; the first by name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = ("type(self) == int ? int(self) >= 1 : string(self).matches('^(100|[1-9][0-9]?)%$')", "a stage's count must be a number of nodes (1 or more) or a percentage such as 10%"))]
+    #[schemars(extend("pattern" = AT_LEAST_ONE_PERCENT, "minimum" = 1))]
     pub count: Option<IntOrString>,
     /// How many of its nodes are upgraded at the same time; within the limit of the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,7 +64,7 @@ pub struct StageSpec {
     pub max_parallel_upgrades: Option<u32>,
     /// How many of its nodes may be out at the same time; within the limit of the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = ("type(self) == int ? int(self) >= 1 : string(self).matches('^(100|[1-9][0-9]?)%$')", "a stage's maxUnavailable must be a number of nodes (1 or more) or a percentage such as 25%"))]
+    #[schemars(extend("pattern" = AT_LEAST_ONE_PERCENT, "minimum" = 1))]
     pub max_unavailable: Option<IntOrString>,
     /// One node first, then two, four, eight at a time, as long as none fails.
     #[serde(default)]
@@ -67,7 +72,7 @@ pub struct StageSpec {
     /// More failed nodes than this fail the stage: a number, or a percentage of the stage that rounds up. Not set: 0
     /// for a stage that others wait for, `limits.failureThreshold` for the last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = ("type(self) == int ? int(self) >= 0 : string(self).matches('^(100|[0-9]{1,2})%$')", "a stage's failureThreshold must be a number of nodes (0 or more) or a percentage such as 20%"))]
+    #[schemars(extend("pattern" = PERCENT, "minimum" = 0))]
     pub failure_threshold: Option<IntOrString>,
     /// How long its nodes are watched at work before the next stage opens. Not set: 48h for the first of several stages,
     /// no time for the others.
