@@ -167,6 +167,7 @@ async fn tripped(stage: &mut Stage) -> Outcome {
     for node in ["gpu-01", "gpu-02"] {
         stage.until_reason(node, "circuit breaker has tripped").await?;
     }
+    stage.until("both are due", |scene| scene.all(State::UpgradeRequired)).await?;
     stage.stands_still_for(Duration::from_secs(3)).await?;
     must(stage.scene().cordoned.is_empty(), || "a node was taken out".to_owned())?;
     stage.patch::<ConfigMap>(nvsentinel::NAMESPACE, nvsentinel::BREAKER, set("CLOSED")).await?;
