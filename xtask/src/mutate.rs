@@ -53,8 +53,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "one more than maxParallelUpgrades starts",
         file: "crates/core/src/plan/ledger.rs",
-        from: "moving < limit as usize",
-        to: "moving <= limit as usize",
+        from: "moving <= limit as usize",
+        to: "moving <= limit as usize + 1",
     },
     Mutation {
         name: "nodes that others took out are not counted",
