@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 /// Sets the defaults of a spec. Runs on every write, so that a field cannot be un-defaulted.
 pub(super) fn fill_spec(kind: &str, object: &mut Value) {
     match kind {
-        "Pod" => fill_pod(&mut object["spec"]),
+        "Pod" => fill_pod(object, &["spec"]),
         "DaemonSet" => {
             fill(object, &["spec", "updateStrategy", "type"], json!("RollingUpdate"));
             fill(object, &["spec", "revisionHistoryLimit"], json!(10));
-            fill_pod(&mut object["spec"]["template"]["spec"]);
+            fill_pod(object, &["spec", "template", "spec"]);
             if object["spec"]["updateStrategy"]["type"] == "RollingUpdate" {
                 fill(
                     object,
@@ -26,7 +26,7 @@ pub(super) fn fill_spec(kind: &str, object: &mut Value) {
             fill(object, &["spec", "revisionHistoryLimit"], json!(10));
             fill(object, &["spec", "progressDeadlineSeconds"], json!(600));
             fill(object, &["spec", "strategy", "type"], json!("RollingUpdate"));
-            fill_pod(&mut object["spec"]["template"]["spec"]);
+            fill_pod(object, &["spec", "template", "spec"]);
             if object["spec"]["strategy"]["type"] == "RollingUpdate" {
                 fill(
                     object,
@@ -107,11 +107,16 @@ pub(super) fn fill_zeros(kind: &str, object: &mut Value) {
     }
 }
 
-fn fill_pod(spec: &mut Value) {
-    fill(spec, &["restartPolicy"], json!("Always"));
-    fill(spec, &["terminationGracePeriodSeconds"], json!(30));
-    fill(spec, &["schedulerName"], json!("default-scheduler"));
-    fill(spec, &["dnsPolicy"], json!("ClusterFirst"));
+fn fill_pod(object: &mut Value, spec: &[&str]) {
+    let defaults = [
+        ("restartPolicy", json!("Always")),
+        ("terminationGracePeriodSeconds", json!(30)),
+        ("schedulerName", json!("default-scheduler")),
+        ("dnsPolicy", json!("ClusterFirst")),
+    ];
+    for (field, default) in defaults {
+        fill(object, &[spec, &[field]].concat(), default);
+    }
 }
 
 /// What a namespace carries: the finalizer of its controller, and its name as a label.
