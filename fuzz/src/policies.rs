@@ -115,6 +115,7 @@ fn daemon_set(app: &str, source: Source) -> DaemonSet {
         rendered_by: Some(source),
         digest: None,
         driver_version: None,
+        manager: None,
         pod_labels: Labels::new(),
         client: None,
     }

@@ -137,6 +137,7 @@ fn daemon_set() -> DaemonSet {
         rendered_by: None,
         digest: None,
         driver_version: None,
+        manager: None,
         pod_labels: Labels::new(),
         client: None,
     }

@@ -5,16 +5,19 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use json_patch::jsonptr::PointerBuf;
-use json_patch::{AddOperation, PatchOperation};
-use k8s_openapi::api::apps::v1::DaemonSet;
+use json_patch::{AddOperation, PatchOperation, ReplaceOperation, TestOperation};
+use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ObjectMeta, Status};
 use kube::{Client, Resource};
-use pitcrew_core::action::{Action, PodRef, RestartDriver, Users};
-use pitcrew_core::api::{DriverPolicy, Rollout, RolloutSpec};
-use pitcrew_core::contract::{CHECKPOINT_REQUESTED_ANNOTATION, CHECKPOINTED_ANNOTATION, State};
-use pitcrew_core::names::{NodeName, ResourceVersion};
+use pitcrew_core::action::{Action, PodRef, PutBack, RestartDriver, Users};
+use pitcrew_core::api::{ClusterPolicy, DriverPolicy, NVIDIADriver, NicClusterPolicy, Rollout, RolloutSpec};
+use pitcrew_core::contract::{
+    CHECKPOINT_REQUESTED_ANNOTATION, CHECKPOINTED_ANNOTATION, REVISION_LABEL, State,
+};
+use pitcrew_core::names::{NodeName, ObjectName, ResourceVersion, RevisionHash, Uid};
 use pitcrew_core::plan::uses_device;
+use pitcrew_core::policy::Source;
 use pitcrew_core::snapshot::Pod;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -91,6 +94,13 @@ impl Executor {
                 .say::<Rollout>(name, "rollouts/status", Some(*seen), json!(status))
                 .await
                 .map(Answer::RolloutStatus),
+            Action::PutBack(PutBack::Version { source, from, to }) => {
+                self.put_version_back(source, from, to).await
+            }
+            Action::PutBack(PutBack::Template { daemon_set, uid, generation, revision }) => {
+                self.put_template_back(daemon_set, uid, *generation, revision).await
+            }
+            Action::DeleteRollout { name, seen } => self.delete_rollout(name, *seen).await,
             Action::PolicyStatus { name, status } => self
                 .say::<DriverPolicy>(name, "driverpolicies/status", None, json!(status))
                 .await
@@ -200,6 +210,79 @@ impl Executor {
         let rollout = Rollout { metadata, spec: spec.clone(), status: None };
         let (api, params) = (Api::<Rollout>::all(self.client.clone()), PostParams::default());
         self.call("create", "rollouts", api.create(&params, &rollout)).await.map(Answer::RolloutCreated)
+    }
+
+    async fn delete_rollout(&self, name: &str, seen: ResourceVersion) -> Result<Answer, CallError> {
+        let preconditions = Preconditions { uid: None, resource_version: Some(seen.to_string()) };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let api = Api::<Rollout>::all(self.client.clone());
+        self.call("delete", "rollouts", api.delete(name, &params)).await.map(|_| Answer::Nothing)
+    }
+
+    /// Changes the version in the object that an operator renders the driver from, if it still says what was seen.
+    async fn put_version_back(&self, source: &Source, from: &str, to: &str) -> Result<Answer, CallError> {
+        let field = PointerBuf::from_tokens(source.version_field().split('.'));
+        let change = json_patch::Patch(vec![
+            PatchOperation::Test(TestOperation { path: field.clone(), value: json!(from) }),
+            PatchOperation::Replace(ReplaceOperation { path: field, value: json!(to) }),
+        ]);
+        match source {
+            Source::ClusterPolicy(name) => {
+                self.change::<ClusterPolicy>("clusterpolicies", name, change).await
+            }
+            Source::NvidiaDriver(name) => self.change::<NVIDIADriver>("nvidiadrivers", name, change).await,
+            Source::NicClusterPolicy(name) => {
+                self.change::<NicClusterPolicy>("nicclusterpolicies", name, change).await
+            }
+            Source::DriverPolicy(_) => Ok(Answer::Nothing), // it has no version
+        }
+    }
+
+    async fn change<K>(
+        &self,
+        resource: &'static str,
+        name: &str,
+        change: json_patch::Patch,
+    ) -> Result<Answer, CallError>
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned + Clone + std::fmt::Debug,
+    {
+        let (api, params) = (Api::<K>::all(self.client.clone()), PatchParams::default());
+        let change = Patch::<()>::Json(change);
+        self.call("patch", resource, api.patch(name, &params, &change)).await.map(|_| Answer::Nothing)
+    }
+
+    /// What `kubectl rollout undo` does: the template of an earlier revision, unless somebody has changed it meanwhile.
+    async fn put_template_back(
+        &self,
+        name: &ObjectName,
+        uid: &Uid,
+        generation: i64,
+        revision: &RevisionHash,
+    ) -> Result<Answer, CallError> {
+        let sets = Api::<DaemonSet>::namespaced(self.client.clone(), &name.namespace);
+        let by_name = ListParams::default().fields(&format!("metadata.name={}", name.name));
+        let found = self.call("list", "daemonsets", sets.list(&by_name)).await?.items.pop();
+        let found = found
+            .map(|set| set.metadata)
+            .filter(|meta| meta.uid.as_deref() == Some(uid.as_str()) && meta.generation == Some(generation));
+        let Some(seen) = found.and_then(|meta| meta.resource_version) else {
+            return Err(CallError::LastLook(format!("daemonset/{name} was changed meanwhile")));
+        };
+        let revisions = Api::<ControllerRevision>::namespaced(self.client.clone(), &name.namespace);
+        let by_hash = ListParams::default().labels(&format!("{REVISION_LABEL}={revision}"));
+        let listed = self.call("list", "controllerrevisions", revisions.list(&by_hash)).await?.items;
+        let ours = |revision: &ControllerRevision| {
+            revision.metadata.owner_references.iter().flatten().any(|owner| owner.uid == uid.as_str())
+        };
+        let Some(earlier) = listed.into_iter().find(ours) else {
+            return Err(CallError::LastLook(format!("revision {revision} of daemonset/{name} is gone")));
+        };
+        let mut patch = earlier.data.0;
+        json_patch::merge(&mut patch, &json!({"metadata": {"resourceVersion": seen}}));
+        let (params, patch) = (PatchParams::default(), Patch::Strategic(patch));
+        let call = sets.patch(&name.name, &params, &patch);
+        self.call("patch", "daemonsets", call).await.map(|_| Answer::Nothing)
     }
 
     /// Writes a status in place of the one before: merged into it, what is no longer said would stay. One that later

@@ -90,7 +90,7 @@ pub const PERMISSIONS: &[Permission] = &[
     to("", "pods", "", &["list", "watch", "patch", "delete"]),
     to("", "pods", "eviction", &["create"]),
     to("", "events", "", &["create"]),
-    to("apps", "daemonsets", "", SEES),
+    to("apps", "daemonsets", "", &["list", "watch", "patch"]),
     to("apps", "controllerrevisions", "", SEES),
     to("apps", "deployments", "", SEES),
     to("policy", "poddisruptionbudgets", "", SEES),
@@ -100,12 +100,15 @@ pub const PERMISSIONS: &[Permission] = &[
     to("coordination.k8s.io", "leases", "", SEES),
     OWN_LEASE,
     to("apiextensions.k8s.io", "customresourcedefinitions", "", SEES),
-    to("nvidia.com", "clusterpolicies", "", SEES),
-    to("nvidia.com", "nvidiadrivers", "", SEES),
-    feature(Feature::NetworkOperator, to("mellanox.com", "nicclusterpolicies", "", SEES)),
+    to("nvidia.com", "clusterpolicies", "", &["list", "watch", "patch"]),
+    to("nvidia.com", "nvidiadrivers", "", &["list", "watch", "patch"]),
+    feature(
+        Feature::NetworkOperator,
+        to("mellanox.com", "nicclusterpolicies", "", &["list", "watch", "patch"]),
+    ),
     to("pitcrew.dev", "driverpolicies", "", SEES),
     to("pitcrew.dev", "driverpolicies", "status", &["patch"]),
-    to("pitcrew.dev", "rollouts", "", &["list", "watch", "create"]),
+    to("pitcrew.dev", "rollouts", "", &["list", "watch", "create", "delete"]),
     to("pitcrew.dev", "rollouts", "status", &["patch"]),
 ];
 

@@ -10,7 +10,7 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
-use pitcrew_core::action::{Action, DeleteWhy, Event, NodePatch, PodRef};
+use pitcrew_core::action::{Action, DeleteWhy, Event, NodePatch, PodRef, PutBack};
 use pitcrew_core::check::violations;
 use pitcrew_core::contract::{COMPONENT, LEASE_NAME, LOG_TARGET, State};
 use pitcrew_core::names::{NodeName, PoolName, ResourceVersion};
@@ -387,6 +387,9 @@ impl Loop {
             Answer::Policy(policy) => self.store.answer_driver_policy(policy),
             Answer::NoNode | Answer::Nothing => {}
         }
+        if let Action::PutBack(way) = action {
+            self.store.snapshot.put_back.insert(way.object(), now);
+        }
     }
 
     fn failed(&mut self, action: &Action, object: Object, error: &CallError, now: Timestamp) {
@@ -437,10 +440,25 @@ impl Loop {
             Action::RestartDriver(restart) => {
                 info!(target: LOG_TARGET, node = %restart.pod.node, pod = %restart.pod.name, "driver pod deleted");
             }
+            Action::PutBack(way) => self.tell_of_put_back(way, now),
             Action::PolicyStatus { name, status } if !status.ready => {
                 warn!(target: LOG_TARGET, driverpolicy = name, "{}", status.message);
             }
             _ => {}
+        }
+    }
+
+    fn tell_of_put_back(&mut self, way: &PutBack, now: Timestamp) {
+        match way {
+            PutBack::Version { source, from, to } => {
+                let message = format!("{} was put back from {from} to {to}", source.version_field());
+                info!(target: LOG_TARGET, %source, "{message}");
+                let event = Event { warning: true, reason: "DriverRollback".to_owned(), message };
+                self.events.about_policy(source, self.store.uid_of(source), &event, now);
+            }
+            PutBack::Template { daemon_set, revision, .. } => {
+                info!(target: LOG_TARGET, %daemon_set, %revision, "template put back");
+            }
         }
     }
 

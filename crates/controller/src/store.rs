@@ -118,22 +118,28 @@ impl Store {
             Observation::ClusterPolicy(event) => {
                 self.fold_kind(Kind::ClusterPolicy, event, |store, object| {
                     let name = object.metadata.name.clone().unwrap_or_default();
+                    store.note_manager(Source::ClusterPolicy(name.clone()), &object.metadata);
                     store.snapshot.sources.cluster_policies.insert(name, view::cluster_policy(&object));
                     true
                 })
             }
             Observation::NvidiaDriver(event) => self.fold_kind(Kind::NvidiaDriver, event, |store, object| {
                 let name = object.metadata.name.clone().unwrap_or_default();
+                let managed = store.note_manager(Source::NvidiaDriver(name.clone()), &object.metadata);
                 let (policy, version) = (object.spec.upgrade_policy, object.spec.version);
                 let sources = &mut store.snapshot.sources;
                 let versions = &mut sources.nvidia_driver_versions;
                 let new = versions.insert(name.clone(), version.clone()) != Some(version);
-                sources.nvidia_drivers.insert(name, policy.clone()) != Some(policy) || new
+                sources.nvidia_drivers.insert(name, policy.clone()) != Some(policy) || new || managed
             }),
             Observation::NicClusterPolicy(event) => {
                 self.fold_kind(Kind::NicClusterPolicy, event, |store, object| {
-                    let (name, ofed) = (object.metadata.name.unwrap_or_default(), object.spec.ofed_driver);
-                    store.snapshot.sources.nic_cluster_policies.insert(name, ofed.clone()) != Some(ofed)
+                    let name = object.metadata.name.clone().unwrap_or_default();
+                    let managed =
+                        store.note_manager(Source::NicClusterPolicy(name.clone()), &object.metadata);
+                    let (policies, ofed) =
+                        (&mut store.snapshot.sources.nic_cluster_policies, object.spec.ofed_driver);
+                    policies.insert(name, ofed.clone()) != Some(ofed) || managed
                 })
             }
             Observation::Lease(event) => {
@@ -291,6 +297,15 @@ impl Store {
             Kind::Deployment => snapshot.gpu_operator.deployments.remove(&deployment_text(name)),
             Kind::Breaker => snapshot.nvsentinel.take().is_some(),
             Kind::Definition | Kind::Leader => false,
+        }
+    }
+
+    /// Who else keeps this object as it is; whether that is news.
+    fn note_manager(&mut self, source: Source, meta: &kube::core::ObjectMeta) -> bool {
+        let managers = &mut self.snapshot.sources.managers;
+        match view::manager(meta) {
+            Some(manager) => managers.insert(source, manager.clone()) != Some(manager),
+            None => managers.remove(&source).is_some(),
         }
     }
 

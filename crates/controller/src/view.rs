@@ -9,8 +9,8 @@ use kube::core::{DynamicObject, Selector};
 use pitcrew_core::api::{ClusterPolicy, Rollout as ApiRollout};
 use pitcrew_core::clients::{ClientKind, fnv};
 use pitcrew_core::contract::{
-    CHECKPOINT_REQUESTED_ANNOTATION, CHECKPOINTED_ANNOTATION, CONFIG_DIGEST_ENV, REVISION_LABEL,
-    TIMEOUT_ACTION_ANNOTATION, nvsentinel,
+    ARGO_INSTANCE_LABEL, ARGO_TRACKING_ANNOTATION, CHECKPOINT_REQUESTED_ANNOTATION, CHECKPOINTED_ANNOTATION,
+    CONFIG_DIGEST_ENV, FLUX_NAME_LABELS, REVISION_LABEL, TIMEOUT_ACTION_ANNOTATION, nvsentinel,
 };
 use pitcrew_core::names::{NodeName, ObjectName, ResourceVersion, Uid};
 use pitcrew_core::policy::{ClusterPolicyFacts, Source};
@@ -323,8 +323,22 @@ pub(crate) fn daemon_set(object: &ApiDaemonSet) -> Result<DaemonSet, Incomplete>
             .find(|e| e.name == CONFIG_DIGEST_ENV)
             .and_then(|e| e.value.as_deref())
             .map(Into::into),
+        manager: manager(&object.metadata).map(Into::into),
         driver_version: containers.iter().find_map(|c| DriverVersion::from_image(c.image.as_deref()?)),
     })
+}
+
+/// The GitOps system that keeps an object as it is, by the marks that it leaves on it.
+pub(crate) fn manager(meta: &ObjectMeta) -> Option<String> {
+    let annotation = |key: &str| meta.annotations.as_ref().and_then(|annotations| annotations.get(key));
+    let label = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key));
+    let argo = annotation(ARGO_TRACKING_ANNOTATION).and_then(|id| id.split(':').next());
+    let argo = argo.or_else(|| label(ARGO_INSTANCE_LABEL).map(String::as_str));
+    if let Some(application) = argo {
+        return Some(format!("Argo CD (application {application})"));
+    }
+    let flux = |(kind, key): &(&str, &str)| label(key).map(|name| format!("Flux ({kind} {name})"));
+    FLUX_NAME_LABELS.iter().find_map(flux)
 }
 
 fn renderer(reference: &OwnerReference) -> Option<Source> {

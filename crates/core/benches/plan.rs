@@ -91,6 +91,7 @@ fn fleet(options: &Value, revision: &str, state: impl Fn(usize) -> State) -> Sna
         rendered_by: None,
         digest: None,
         driver_version: None,
+        manager: None,
         pod_labels: Labels::new(),
         client: None,
     };

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::api::{DriverPolicyStatus, RolloutSpec, RolloutStatus};
 use crate::contract::State;
-use crate::names::{DriverName, NodeName, ObjectName, PoolName, ResourceVersion, Uid};
+use crate::names::{DriverName, NodeName, ObjectName, PoolName, ResourceVersion, RevisionHash, Uid};
 use crate::policy::{Devices, Source};
 use crate::snapshot::Object;
 
@@ -42,6 +42,15 @@ pub enum Action {
         /// What to say.
         status: RolloutStatus,
     },
+    /// Put an earlier version back where it came from.
+    PutBack(PutBack),
+    /// Forget an old rollout.
+    DeleteRollout {
+        /// Its name.
+        name: String,
+        /// The version that was seen.
+        seen: ResourceVersion,
+    },
     /// Say what became of a policy.
     PolicyStatus {
         /// The DriverPolicy.
@@ -68,9 +77,10 @@ impl Action {
                 Some(Object::Pod(pod.name.clone()))
             }
             Action::RestartDriver(restart) => Some(Object::Pod(restart.pod.name.clone())),
-            Action::CreateRollout { name, .. } | Action::RolloutStatus { name, .. } => {
-                Some(Object::Rollout(name.clone()))
-            }
+            Action::CreateRollout { name, .. }
+            | Action::RolloutStatus { name, .. }
+            | Action::DeleteRollout { name, .. } => Some(Object::Rollout(name.clone())),
+            Action::PutBack(way) => Some(way.object()),
             Action::PolicyStatus { name, .. } => Some(Object::DriverPolicy(name.clone())),
             Action::Complain { .. } => None,
         }
@@ -84,6 +94,41 @@ impl Action {
             Action::AskCheckpoint(pod, _) | Action::Evict(pod) | Action::Delete(pod, _) => Some(&pod.node),
             Action::RestartDriver(restart) => Some(&restart.pod.node),
             _ => None,
+        }
+    }
+}
+
+/// Where a version comes from, and how it gets back there. Refused if somebody has changed it meanwhile.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PutBack {
+    /// The version in the object that an operator renders the driver from.
+    Version {
+        /// The object.
+        source: Source,
+        /// What it says.
+        from: String,
+        /// What it said before.
+        to: String,
+    },
+    /// The template of a DaemonSet that nobody renders.
+    Template {
+        /// The DaemonSet.
+        daemon_set: ObjectName,
+        /// Its UID.
+        uid: Uid,
+        /// What was seen of it: a newer one is somebody else's.
+        generation: i64,
+        /// The earlier revision.
+        revision: RevisionHash,
+    },
+}
+
+impl PutBack {
+    /// The object that it writes to.
+    pub fn object(&self) -> Object {
+        match self {
+            PutBack::Version { source, .. } => Object::Source(source.clone()),
+            PutBack::Template { daemon_set, .. } => Object::DaemonSet(daemon_set.clone()),
         }
     }
 }

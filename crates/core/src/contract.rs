@@ -288,6 +288,14 @@ pub const SCALE_DOWN_HOLDS: [(&str, &str); 2] = [
     ("karpenter.sh/do-not-disrupt", "true"),
 ];
 
+/// What Argo CD writes on objects of an application: `<application>:<group>/<kind>:<namespace>/<name>`.
+pub const ARGO_TRACKING_ANNOTATION: &str = "argocd.argoproj.io/tracking-id";
+/// The same in its older way, as a label with the application's name.
+pub const ARGO_INSTANCE_LABEL: &str = "argocd.argoproj.io/instance";
+/// What Flux writes on objects, by the kind of its own object.
+pub const FLUX_NAME_LABELS: [(&str, &str); 2] =
+    [("kustomization", "kustomize.toolkit.fluxcd.io/name"), ("helmrelease", "helm.toolkit.fluxcd.io/name")];
+
 /// The annotations that pitcrew reads from nodes, and the labels that it looks for in every pass.
 pub fn is_relevant(key: &str) -> bool {
     key == CANARY_LABEL

@@ -219,6 +219,13 @@ pub enum Reason {
         /// Why.
         why: String,
     },
+    /// This version went wrong before, and nobody has cleared it.
+    Condemned {
+        /// In which rollout.
+        rollout: String,
+        /// What went wrong.
+        why: String,
+    },
     /// The rollout was aborted.
     Aborted {
         /// Which.
@@ -390,6 +397,7 @@ impl Reason {
             Reason::TooManyFailed { .. } => "too-many-failed",
             Reason::StageClosed { .. } => "stage-closed",
             Reason::StageFailed { .. } => "stage-failed",
+            Reason::Condemned { .. } => "condemned",
             Reason::Aborted { .. } => "aborted",
             Reason::CannotBeEmptied { .. } => "cannot-be-emptied",
             Reason::DriverStopping { .. } => "driver-stopping",
@@ -458,6 +466,7 @@ impl Reason {
             | Reason::PodStuck { .. }
             | Reason::TooManyFailed { .. }
             | Reason::StageFailed { .. }
+            | Reason::Condemned { .. }
             | Reason::CannotBeEmptied { .. }
             | Reason::PoolFrozen { .. }
             | Reason::TwoPolicies { .. }

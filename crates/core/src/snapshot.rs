@@ -58,6 +58,8 @@ pub struct Snapshot {
     pub setbacks: BTreeMap<Object, Setback>,
     /// Evictions that were accepted and whose deletion has not been seen yet.
     pub leaving: BTreeMap<Uid, Timestamp>,
+    /// When earlier versions were put back, as far as this process remembers.
+    pub put_back: BTreeMap<Object, Timestamp>,
     /// Driver clients are looked after, if the policy says so.
     pub refreshes_clients: bool,
     /// The node on which this process runs, if it runs on one.
@@ -86,6 +88,7 @@ impl Snapshot {
             in_flight: BTreeMap::new(),
             setbacks: BTreeMap::new(),
             leaving: BTreeMap::new(),
+            put_back: BTreeMap::new(),
             refreshes_clients: true,
             own_node: None,
             leading_since: now,
@@ -133,6 +136,8 @@ pub struct DaemonSet {
     pub digest: Option<Box<str>>,
     /// The driver version, where the image's tag tells it.
     pub driver_version: Option<DriverVersion>,
+    /// Who else keeps it as it is, by the marks on it: a GitOps system.
+    pub manager: Option<Box<str>>,
     /// The labels of its pods.
     pub pod_labels: Labels,
     /// What its pods are to the driver, if they are known clients.
@@ -211,6 +216,20 @@ pub struct Sources {
     pub nvidia_driver_versions: BTreeMap<String, String>,
     /// `spec.ofedDriver` of each NicClusterPolicy; null where no driver is installed.
     pub nic_cluster_policies: BTreeMap<String, Value>,
+    /// Who keeps these objects as they are, by the marks on them: a GitOps system.
+    pub managers: BTreeMap<Source, String>,
+}
+
+impl Sources {
+    /// The driver version that an object asks for.
+    pub fn version_of(&self, source: &Source) -> Option<&str> {
+        match source {
+            Source::ClusterPolicy(name) => self.cluster_policies.get(name)?.driver["version"].as_str(),
+            Source::NvidiaDriver(name) => self.nvidia_driver_versions.get(name).map(String::as_str),
+            Source::NicClusterPolicy(name) => self.nic_cluster_policies.get(name)?["version"].as_str(),
+            Source::DriverPolicy(_) => None,
+        }
+    }
 }
 
 /// A rollout so far.
@@ -254,6 +273,10 @@ pub enum Object {
     Rollout(String),
     /// A DriverPolicy.
     DriverPolicy(String),
+    /// A DaemonSet.
+    DaemonSet(ObjectName),
+    /// The object that an operator renders the driver from.
+    Source(Source),
 }
 
 /// What was sent for an object.

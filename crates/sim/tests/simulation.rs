@@ -84,3 +84,21 @@ fn a_driver_restarts_in_place_only_if_the_template_of_this_moment_installs_nothi
 fn a_node_that_may_have_started_keeps_its_slot() {
     keeps_its_promises(5876, &Wish::default());
 }
+
+/// The driver pod that was ready had gone, and the news of it was late: nobody could know.
+#[test]
+fn a_pod_that_was_ready_a_moment_ago_is_not_held_against_us() {
+    keeps_its_promises(15472, &Wish::default());
+}
+
+/// A driver came up long after its node had been replaced, and brought it further: that is no unrest.
+#[test]
+fn a_driver_that_comes_up_late_is_news() {
+    keeps_its_promises(17266, &Wish::default());
+}
+
+/// Two events of one node waited behind NVSentinel's breaker, and the second was lost.
+#[test]
+fn a_node_that_is_well_is_given_back_by_its_health_system() {
+    keeps_its_promises(16396, &Wish::default());
+}

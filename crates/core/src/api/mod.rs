@@ -5,6 +5,7 @@ mod driver_policy;
 mod foreign;
 #[expect(unreachable_pub, reason = "KubeSchema's expansion repeats the structs where nobody can reach them")]
 mod gates;
+mod rollback;
 mod rollout;
 #[expect(unreachable_pub, reason = "as above")]
 mod rollout_policy;
@@ -17,6 +18,7 @@ mod windows;
 pub use driver_policy::*;
 pub use foreign::*;
 pub use gates::*;
+pub use rollback::*;
 pub use rollout::*;
 pub use rollout_policy::*;
 pub use stage::*;

@@ -10,6 +10,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::rollback::{Previous, RollbackStatus, TimelineEntry, Word};
 use super::stage::{StagePromotion, StageStatus};
 
 /// How many failures a rollout's status lists; the nodes themselves keep all of them.
@@ -51,6 +52,36 @@ pub struct RolloutSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub promotions: Vec<StagePromotion>,
+    /// What most nodes ran when it began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous: Option<Previous>,
+    /// The rollout whose version this one takes back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback_of: Option<String>,
+    /// A person wants the version before back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback: Option<Word>,
+    /// A person says that a version which failed may be tried again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cleared: Option<Word>,
+}
+
+impl RolloutSpec {
+    /// A move of the pool of `policy` to `target`.
+    pub fn new(policy: &str, driver: &str, target: BTreeMap<String, String>) -> Self {
+        Self {
+            policy: policy.to_owned(),
+            driver: driver.to_owned(),
+            version: None,
+            target,
+            abort: false,
+            promotions: Vec::new(),
+            previous: None,
+            rollback_of: None,
+            rollback: None,
+            cleared: None,
+        }
+    }
 }
 
 /// How far it is.
@@ -92,6 +123,12 @@ pub struct RolloutStatus {
     /// Why it does not go on, if it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// Its version is taken back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback: Option<RollbackStatus>,
+    /// What was decided, the newest last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub timeline: Vec<TimelineEntry>,
 }
 
 /// What a rollout is doing.
@@ -106,6 +143,10 @@ pub enum RolloutPhase {
     AwaitingApproval,
     /// A stage has failed: nothing new starts.
     Halted,
+    /// The version before is put back where it came from.
+    RollingBack,
+    /// The version before is the target again; another rollout brings nodes back to it.
+    RolledBack,
     /// The policy says `autoUpgrade: false`.
     Paused,
     /// The policy cannot be followed; its status or the events say why.

@@ -7,7 +7,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BlackoutSpec, TopologySpec, WindowSpec};
+use super::{BlackoutSpec, OnFailure, TopologySpec, WindowSpec};
 
 // Amounts in a list have no rules with sentences: the API server takes their texts for as long as a whole request, and
 // refuses the definition because of what checking 16 of them could cost.
@@ -15,7 +15,7 @@ const PERCENT: &str = "^(100|[0-9]{1,2})%$";
 const AT_LEAST_ONE_PERCENT: &str = "^(100|[1-9][0-9]?)%$";
 
 /// How a new version reaches the pool.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = ("self.stages.all(stage, self.stages.exists_one(other, other.name == stage.name))", "rollout.stages: each stage needs a name of its own")
@@ -26,6 +26,13 @@ pub struct RolloutPolicySpec {
     #[serde(default)]
     #[schemars(length(max = 16))]
     pub stages: Vec<StageSpec>,
+    /// What happens when a stage fails. Not set: Rollback in a pool with stages, Pause in one without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_failure: Option<OnFailure>,
+    /// How many rollouts that are over are kept.
+    #[serde(default = "default_history")]
+    #[x_kube(validation = ("self >= 1", "rollout.historyLimit must be 1 or more"))]
+    pub history_limit: u32,
     /// When nodes may start. Empty: at any time.
     #[serde(default)]
     #[schemars(length(max = 16))]
@@ -37,6 +44,19 @@ pub struct RolloutPolicySpec {
     /// Which nodes go together, and which do not.
     #[serde(default)]
     pub topology: TopologySpec,
+}
+
+impl Default for RolloutPolicySpec {
+    fn default() -> Self {
+        Self {
+            stages: Vec::new(),
+            on_failure: None,
+            history_limit: default_history(),
+            windows: Vec::new(),
+            blackouts: Vec::new(),
+            topology: TopologySpec::default(),
+        }
+    }
 }
 
 /// A part of the pool that goes together.
@@ -117,6 +137,10 @@ pub enum Promotion {
     Auto,
     /// A person does, with `pitcrew promote`.
     Manual,
+}
+
+fn default_history() -> u32 {
+    10
 }
 
 fn default_bake() -> String {

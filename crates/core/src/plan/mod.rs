@@ -20,6 +20,8 @@
 //!  validation.rs    … proving the new driver
 //!  patch.rs         … the one write of each transition
 //!  rollout.rs     what to say about the pool as a whole
+//!  timeline.rs      … and what was decided
+//!  rollback.rs    versions that went wrong, and the way back
 //!  refresh.rs     the clients of every node, for somebody who looks after nothing else
 //! ```
 
@@ -36,10 +38,12 @@ mod pool;
 mod refresh;
 mod removal;
 mod restart;
+mod rollback;
 mod rollout;
 mod stages;
 mod start;
 mod steady;
+mod timeline;
 mod validation;
 mod walk;
 mod waves;

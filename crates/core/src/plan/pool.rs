@@ -7,6 +7,7 @@ use jiff::SignedDuration;
 use super::ledger::{Candidate, Ledger};
 use super::members::{Freshness, Member, Standing, Start, members};
 use super::removal::BudgetBook;
+use super::rollback::{self, Wanted};
 use super::stages::Stages;
 use super::start::{Hopeless, may_start};
 use super::walk::{self, Decision};
@@ -40,6 +41,10 @@ pub(super) struct View<'a> {
     siblings: Vec<&'a Policy>,
     /// The rollout, if somebody has aborted it.
     pub(super) aborted: Option<String>,
+    /// Why this version does not start, if it went wrong before.
+    pub(super) condemned: Option<Reason>,
+    /// Nodes go back to the version before: all of them, and not by stages.
+    pub(super) goes_back: bool,
     /// Budgets that will not let a pod go, whatever happens.
     pub(super) hopeless: Hopeless<'a>,
     /// DaemonSets that third parties have put under the driver's switch.
@@ -62,7 +67,15 @@ impl<'a> View<'a> {
     ) -> (Self, Vec<&'a DaemonSet>) {
         let daemon_sets = daemon_sets(snapshot, policy);
         let targets = targets(snapshot, &daemon_sets);
-        let rollout = super::rollout::current(snapshot, pool, &target_map(&targets, &daemon_sets));
+        let target = target_map(&targets, &daemon_sets);
+        let version = daemon_sets.iter().find_map(|ds| ds.driver_version.as_ref());
+        let wanted = Wanted { target: &target, version };
+        let rollout = super::rollout::current(snapshot, pool, &target);
+        let begun = rollout.as_ref().and_then(|name| snapshot.rollouts.get(name));
+        let goes_back = match begun {
+            Some(begun) => begun.spec.rollback_of.is_some(),
+            None => rollback::taken_back(snapshot, pool, wanted).is_some(),
+        };
         let others = pools.iter().filter(|other| other.name != pool.name);
         let others = others.filter_map(|other| other.policy.as_ref().ok());
         let (siblings, rivals) = others.partition(|other| other.driver == pool.driver);
@@ -74,6 +87,8 @@ impl<'a> View<'a> {
             policy,
             targets,
             aborted: rollout.clone().filter(is_aborted),
+            condemned: rollback::refusal(snapshot, pool, wanted),
+            goes_back,
             rollout,
             rivals,
             siblings,
@@ -95,6 +110,11 @@ impl<'a> View<'a> {
         let nodes = self.snapshot.nodes.values().filter(|node| self.belongs(node));
         self.needs = expected(nodes.filter_map(|node| node.last_visit.as_ref()?.took()));
         self.opening = windows.at(self.snapshot.now, self.needs);
+    }
+
+    /// Nothing new starts, and whoever still has its old driver is given back.
+    pub(super) fn is_called_off(&self) -> bool {
+        self.aborted.is_some() || self.condemned.is_some()
     }
 
     /// What was said of the rollout that visits belong to.
@@ -297,7 +317,7 @@ fn status(view: &View<'_>, daemon_sets: &[&DaemonSet], plan: &mut Plan) -> PoolS
     if policy.auto_upgrade { PoolStatus::Active } else { PoolStatus::Paused }
 }
 
-fn daemon_sets<'a>(snapshot: &'a Snapshot, policy: &Policy) -> Vec<&'a DaemonSet> {
+pub(super) fn daemon_sets<'a>(snapshot: &'a Snapshot, policy: &Policy) -> Vec<&'a DaemonSet> {
     let rendered_by = policy.rendered_by.as_ref().map(|name| Source::NvidiaDriver(name.clone()));
     let mut found: Vec<&DaemonSet> = snapshot
         .daemon_sets

@@ -7,11 +7,12 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Plan, PoolPlan, PoolStatus, Verdict};
+use super::rollback::{self, Wanted};
+use super::{Plan, PoolPlan, PoolStatus, Verdict, timeline};
 use crate::action::Action;
 use crate::api::{
-    DriverPolicyStatus, ROLLOUT_FAILURES_MAX, RolloutFailure, RolloutPhase, RolloutSpec, RolloutStatus,
-    StagePhase, StageStatus, stamp,
+    DriverPolicyStatus, ROLLOUT_FAILURES_MAX, RollbackStatus, RolloutFailure, RolloutPhase, RolloutSpec,
+    RolloutStatus, StagePhase, StageStatus, TIMELINE_MAX, stamp,
 };
 use crate::contract::State;
 use crate::names::RevisionHash;
@@ -29,7 +30,7 @@ pub(super) fn current(
     target: &BTreeMap<String, RevisionHash>,
 ) -> Option<String> {
     match newest(snapshot, pool) {
-        Some((number, rollout)) if has_target(rollout, target) => Some(name(pool, number)),
+        Some((number, rollout)) if is_current(rollout, target) => Some(name(pool, number)),
         newest => (!target.is_empty()).then(|| name(pool, newest.map_or(1, |(number, _)| number + 1))),
     }
 }
@@ -39,15 +40,18 @@ pub fn newest_rollout<'a>(snapshot: &'a Snapshot, pool: &'a Pool) -> Option<(Str
     newest(snapshot, pool).map(|(number, rollout)| (name(pool, number), rollout))
 }
 
-fn name(pool: &Pool, number: u32) -> String {
+pub(super) fn name(pool: &Pool, number: u32) -> String {
     format!("{}-{number}", pool.name)
 }
 
-fn newest<'a>(snapshot: &'a Snapshot, pool: &'a Pool) -> Option<(u32, &'a Rollout)> {
+pub(super) fn newest<'a>(snapshot: &'a Snapshot, pool: &'a Pool) -> Option<(u32, &'a Rollout)> {
     rollouts(snapshot, pool).max_by_key(|(number, _)| *number)
 }
 
-fn rollouts<'a>(snapshot: &'a Snapshot, pool: &'a Pool) -> impl Iterator<Item = (u32, &'a Rollout)> {
+pub(super) fn rollouts<'a>(
+    snapshot: &'a Snapshot,
+    pool: &'a Pool,
+) -> impl Iterator<Item = (u32, &'a Rollout)> {
     let of_pool = |rollout: &Rollout| rollout.spec.policy == pool.name.as_str();
     let numbered = snapshot.rollouts.iter().filter(move |(_, rollout)| of_pool(rollout));
     numbered.filter_map(|(name, rollout)| Some((number(pool, name)?, rollout)))
@@ -58,13 +62,18 @@ pub(super) fn number(pool: &Pool, rollout: &str) -> Option<u32> {
     rollout.strip_prefix(pool.name.as_str())?.strip_prefix('-')?.parse().ok()
 }
 
-fn has_target(rollout: &Rollout, target: &BTreeMap<String, RevisionHash>) -> bool {
+pub(super) fn has_target(rollout: &Rollout, target: &BTreeMap<String, RevisionHash>) -> bool {
     rollout
         .spec
         .target
         .iter()
         .map(|(k, v)| (k.as_str(), v.as_str()))
         .eq(target.iter().map(|(k, v)| (k.as_str(), v.as_str())))
+}
+
+/// It is the one under way: a rollout that went wrong and was cleared begins anew, as another.
+fn is_current(rollout: &Rollout, target: &BTreeMap<String, RevisionHash>) -> bool {
+    has_target(rollout, target) && !rollback::is_spent(rollout)
 }
 
 /// Says what there is to say about a pool.
@@ -77,41 +86,95 @@ pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &m
     if done.target.is_empty() || matches!(done.status, PoolStatus::Frozen(_)) {
         return;
     }
-    let current = newest.filter(|(_, rollout)| has_target(rollout, &done.target));
-    for (older, rollout) in
-        rollouts(snapshot, pool).filter(|(number, _)| current.is_none_or(|(now, _)| *number != now))
-    {
-        supersede(snapshot, &name(pool, older), rollout, plan);
+    let wanted = Wanted { target: &done.target, version: done.version.as_ref() };
+    let current = newest.filter(|(_, rollout)| is_current(rollout, &done.target));
+    let condemned = rollback::condemned(snapshot, pool, wanted);
+    let others = rollouts(snapshot, pool).filter(|(number, _)| current.is_none_or(|(now, _)| *number != now));
+    for (older, rollout) in others {
+        let name = name(pool, older);
+        if condemned.is_some_and(|(number, _)| number == older) {
+            set_again(snapshot, pool, &name, rollout, plan);
+        } else {
+            supersede(snapshot, &name, rollout, plan);
+        }
     }
+    forget(snapshot, pool, plan);
     let Some((number, rollout)) = current else {
         // A node that finds itself up to date again does not have to move.
         let waits = |v: &Verdict| {
             v.state == State::UpgradeRequired && v.reason != Reason::Moving { to: State::UpgradeDone }
         };
         let has_to_move = |v: &Verdict| waits(v) || v.state.in_flight();
-        if done.status == PoolStatus::Active && done.nodes.values().any(has_to_move) {
+        let may = done.status == PoolStatus::Active && condemned.is_none();
+        if may && done.nodes.values().any(has_to_move) {
             create(snapshot, pool, done, newest.map_or(1, |(number, _)| number + 1), plan);
         }
         return;
     };
-    progress(snapshot, &name(pool, number), rollout, done, plan);
+    progress(snapshot, pool, &name(pool, number), rollout, done, plan);
+    if rollout.status.as_ref().is_some_and(|said| said.phase == RolloutPhase::RollingBack) {
+        rollback::carry_out(snapshot, pool, rollout, plan);
+    }
     relapses(snapshot, done, plan);
 }
 
 fn create(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, number: u32, plan: &mut Plan) {
-    let name = name(pool, number);
-    if !may_write(snapshot, &Object::Rollout(name.clone()), plan) {
+    let wanted = Wanted { target: &done.target, version: done.version.as_ref() };
+    let new = name(pool, number);
+    if !may_write(snapshot, &Object::Rollout(new.clone()), plan) {
         return;
     }
+    let target = done.target.iter().map(|(ds, hash)| (ds.clone(), hash.to_string())).collect();
+    let taken_back = rollback::taken_back(snapshot, pool, wanted);
     let spec = RolloutSpec {
-        policy: pool.name.to_string(),
-        driver: done.driver.to_string(),
         version: done.version.as_ref().map(ToString::to_string),
-        target: done.target.iter().map(|(ds, hash)| (ds.clone(), hash.to_string())).collect(),
-        abort: false,
-        promotions: Vec::new(),
+        // The way back has no way back.
+        previous: rollback::previous(snapshot, pool, wanted).filter(|_| taken_back.is_none()),
+        rollback_of: taken_back.map(|number| name(pool, number)),
+        ..RolloutSpec::new(pool.name.as_str(), done.driver.as_str(), target)
     };
-    plan.actions.push(Action::CreateRollout { name, spec });
+    plan.actions.push(Action::CreateRollout { name: new, spec });
+}
+
+/// A version that was put back is wanted again, by somebody else.
+fn set_again(snapshot: &Snapshot, pool: &Pool, name: &str, rollout: &Rollout, plan: &mut Plan) {
+    let Some(said) = &rollout.status else { return };
+    let back = match (said.phase, &said.rollback) {
+        (RolloutPhase::RollingBack | RolloutPhase::Halted, Some(back)) => {
+            rollback::carry_out(snapshot, pool, rollout, plan);
+            Some(rollback::judge(snapshot, pool, rollout, back.clone()))
+        }
+        // Whoever sets it again after all nodes are back finds it condemned, and that is all.
+        _ if is_being_taken_back(snapshot, pool, name) => rollback::set_again(snapshot, rollout),
+        _ => None,
+    };
+    let Some(back) = back else { return };
+    let phase = if back.message.is_some() { RolloutPhase::Halted } else { RolloutPhase::RollingBack };
+    let status = RolloutStatus { phase, message: back.says(), rollback: Some(back), ..said.clone() };
+    if *said != status && may_write(snapshot, &Object::Rollout(name.to_owned()), plan) {
+        plan.actions.push(say(snapshot, name, with_timeline(Some(said), status, rollout, snapshot.now)));
+    }
+}
+
+fn is_being_taken_back(snapshot: &Snapshot, pool: &Pool, rollout: &str) -> bool {
+    let newest = newest(snapshot, pool).map(|(_, newest)| newest);
+    let way_back = newest.filter(|newest| newest.spec.rollback_of.as_deref() == Some(rollout));
+    way_back.is_some_and(|back| !back.status.as_ref().is_some_and(is_over))
+}
+
+/// Old rollouts beyond the policy's limit, one at a time. What went wrong is remembered until a person clears it.
+fn forget(snapshot: &Snapshot, pool: &Pool, plan: &mut Plan) {
+    let Ok(policy) = &pool.policy else { return };
+    let mut over: Vec<(u32, &Rollout)> = rollouts(snapshot, pool)
+        .filter(|(_, rollout)| rollout.status.as_ref().is_some_and(is_over))
+        .filter(|(_, rollout)| rollback::is_forgivable(rollout))
+        .collect();
+    over.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
+    let Some((number, rollout)) = over.into_iter().nth(policy.rollout.history_limit as usize) else { return };
+    let name = name(pool, number);
+    if may_write(snapshot, &Object::Rollout(name.clone()), plan) {
+        plan.actions.push(Action::DeleteRollout { name, seen: rollout.version });
+    }
 }
 
 /// A rollout that is under way says that it stands still; the policy's status or an event says why.
@@ -124,8 +187,8 @@ fn freeze(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan) {
 }
 
 fn is_over(status: &RolloutStatus) -> bool {
-    use RolloutPhase::{Aborted, Done, Failed, Superseded};
-    matches!(status.phase, Done | Failed | Superseded | Aborted)
+    use RolloutPhase::{Aborted, Done, Failed, RolledBack, Superseded};
+    matches!(status.phase, Done | Failed | Superseded | Aborted | RolledBack)
 }
 
 fn supersede(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan) {
@@ -134,17 +197,27 @@ fn supersede(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan
     {
         return;
     }
-    let status = RolloutStatus {
-        phase: RolloutPhase::Superseded,
-        finished_at: Some(stamp(snapshot.now)),
-        ..rollout.status.clone().unwrap_or_default()
-    };
+    let said = rollout.status.clone().unwrap_or_default();
+    let phase = if said.rollback.is_some() { RolloutPhase::RolledBack } else { RolloutPhase::Superseded };
+    let finished_at = Some(stamp(snapshot.now));
+    // What stood in the way does not any more.
+    let rollback = said.rollback.clone().map(|back| RollbackStatus { message: None, ..back });
+    let status = RolloutStatus { phase, finished_at, rollback, message: None, ..said };
+    let status = with_timeline(rollout.status.as_ref(), status, rollout, snapshot.now);
     plan.actions.push(say(snapshot, name, status));
 }
 
-fn progress(snapshot: &Snapshot, name: &str, rollout: &Rollout, done: &PoolPlan, plan: &mut Plan) {
+fn progress(
+    snapshot: &Snapshot,
+    pool: &Pool,
+    name: &str,
+    rollout: &Rollout,
+    done: &PoolPlan,
+    plan: &mut Plan,
+) {
     let said = rollout.status.as_ref();
-    let status = status(snapshot, done, said, rollout.spec.abort);
+    let status = status(snapshot, pool, done, rollout);
+    let status = with_timeline(said, status, rollout, snapshot.now);
     let settled = said.is_some_and(|s| s.phase == RolloutPhase::Done) && status.phase == RolloutPhase::Done;
     if settled || said == Some(&status) {
         return;
@@ -174,7 +247,23 @@ fn is_as_far(said: &RolloutStatus, now: &RolloutStatus) -> bool {
     let phases = |status: &RolloutStatus| -> Vec<_> {
         status.stages.iter().map(|stage| (stage.name.clone(), stage.phase)).collect()
     };
-    said.phase == now.phase && phases(said) == phases(now)
+    said.phase == now.phase && phases(said) == phases(now) && said.rollback == now.rollback
+}
+
+/// Adds what was decided since `said`.
+fn with_timeline(
+    said: Option<&RolloutStatus>,
+    mut status: RolloutStatus,
+    rollout: &Rollout,
+    now: Timestamp,
+) -> RolloutStatus {
+    status.timeline.extend(timeline::news(said, &status, rollout, now));
+    let surplus = status.timeline.len().saturating_sub(TIMELINE_MAX);
+    if surplus > 0 {
+        // The beginning stays: it says what it was about.
+        status.timeline.drain(1..=surplus);
+    }
+    status
 }
 
 /// What the stages make of a rollout that is neither over nor held up.
@@ -188,12 +277,9 @@ fn staged(stages: &[StageStatus]) -> Option<RolloutPhase> {
     })
 }
 
-fn status(
-    snapshot: &Snapshot,
-    done: &PoolPlan,
-    said: Option<&RolloutStatus>,
-    aborted: bool,
-) -> RolloutStatus {
+fn status(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, rollout: &Rollout) -> RolloutStatus {
+    let (said, aborted) = (rollout.status.as_ref(), rollout.spec.abort);
+    let rollback = rollback::review(snapshot, pool, rollout, done);
     let count = |is: &dyn Fn(State) -> bool| {
         let nodes = done.nodes.values().filter(|v| is(v.state)).count();
         u32::try_from(nodes).unwrap_or(u32::MAX)
@@ -204,6 +290,8 @@ fn status(
     let waiting = count(&|s| s == State::UpgradeRequired || s == State::Unknown);
     let staged = staged(&done.stages);
     let phase = match (&done.status, moving + waiting, failed) {
+        _ if rollback.as_ref().is_some_and(|back| back.message.is_some()) => RolloutPhase::Halted,
+        _ if rollback.is_some() => RolloutPhase::RollingBack,
         (_, 0, 0) if staged.is_none() => RolloutPhase::Done,
         (_, 0, _) if staged.is_none() => RolloutPhase::Failed,
         _ if aborted && moving == 0 => RolloutPhase::Aborted,
@@ -227,10 +315,16 @@ fn status(
         finished_at: over.then(|| said.and_then(|s| s.finished_at.clone()).unwrap_or(stamp(snapshot.now))),
         failures: failures(done),
         relapses: said.map(|said| said.relapses.clone()).unwrap_or_default(),
-        message: open.and_then(|stage| stage.message.clone()).or_else(|| {
-            let (failed, limit) = (done.ledger.failed, done.ledger.max_failed);
-            stopped.then(|| Reason::TooManyFailed { failed, limit }.to_string())
-        }),
+        timeline: said.map(|said| said.timeline.clone()).unwrap_or_default(),
+        message: rollback
+            .as_ref()
+            .and_then(RollbackStatus::says)
+            .or_else(|| open.and_then(|stage| stage.message.clone()))
+            .or_else(|| {
+                let (failed, limit) = (done.ledger.failed, done.ledger.max_failed);
+                stopped.then(|| Reason::TooManyFailed { failed, limit }.to_string())
+            }),
+        rollback,
     }
 }
 
@@ -299,7 +393,7 @@ fn policy_status(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &mut P
 }
 
 /// Nothing under way for this object, and no setback that has to cool off.
-fn may_write(snapshot: &Snapshot, object: &Object, plan: &mut Plan) -> bool {
+pub(super) fn may_write(snapshot: &Snapshot, object: &Object, plan: &mut Plan) -> bool {
     if snapshot.is_busy(object) {
         return false;
     }

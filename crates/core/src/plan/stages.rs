@@ -1,8 +1,8 @@
 //! The stages of a pool: which node belongs to which, which of them are open, and how far each is.
 //!
 //! What opens a stage is what the rollout's status says of those before it, as the API has it: a decision is written
-//! first and acted upon in a later pass, by whoever leads then. A pool without stages goes as one, and nothing here
-//! changes anything about it.
+//! first and acted upon in a later pass, by whoever leads then. A pool without stages goes as one, and so does any pool on
+//! its way back to an earlier version; nothing here changes anything about it.
 
 use std::borrow::Cow;
 
@@ -50,7 +50,9 @@ impl<'a> Stages<'a> {
     pub(super) fn of(view: &View<'a>, members: &[Member<'a>]) -> Self {
         let said = view.said().map(|status| status.stages.as_slice()).unwrap_or_default();
         let rules = &view.policy.rollout;
-        let stages: Cow<'a, [Stage]> = if rules.stages.is_empty() {
+        let stages: Cow<'a, [Stage]> = if view.goes_back {
+            Cow::Owned(Vec::new())
+        } else if rules.stages.is_empty() {
             let labelled = |member: &Member<'_>| member.node.mark(CANARY_LABEL) == Some("true");
             // Once there were canaries, the others wait for them, whoever takes the label away.
             let canaries = !said.is_empty() || members.iter().any(labelled);

@@ -28,6 +28,9 @@ pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reas
     if let Some(reason) = needs_mending(policy, member) {
         return Err(reason);
     }
+    if let Some(reason) = view.condemned.as_ref().filter(|_| !member.needs_driver()) {
+        return Err(reason.clone());
+    }
     if let Some(rollout) = view.aborted.as_ref().filter(|_| !member.needs_driver()) {
         return Err(Reason::Aborted { rollout: rollout.clone() });
     }

@@ -150,7 +150,7 @@ fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Le
             Decision::stay(Reason::OtherDriver { driver })
         }
         // Without a driver it may start all the same: given back, it would start and be given back for ever.
-        State::CordonRequired if view.aborted.is_some() && !member.needs_driver() => {
+        State::CordonRequired if view.is_called_off() && !member.needs_driver() => {
             give_back(view, member, &NO_HOLDS, &GivenBack::Aborted)
         }
         State::CordonRequired => cordon(view, member, None),
@@ -275,12 +275,12 @@ fn during_visit(
     }
 }
 
-/// Before the driver is touched: nothing has to be emptied for an aborted rollout, or for a version that was taken back.
+/// Before the driver is touched: nothing has to be emptied for a rollout that was called off, or for a version that was taken back.
 fn turn_back(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> Option<Decision> {
     if !walk.state.before_restart() {
         return None;
     }
-    if view.aborted.is_some() && member.has_its_old_driver() {
+    if view.is_called_off() && member.has_its_old_driver() {
         return Some(give_back(view, member, &visit.holds, &GivenBack::Aborted));
     }
     let wanted = member.asked_for || walk.replace.as_ref() == member.pod.map(|pod| &pod.uid);

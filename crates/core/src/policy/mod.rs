@@ -74,6 +74,14 @@ impl Source {
             Source::DriverPolicy(_) | Source::NvidiaDriver(_) => "spec.upgradePolicy",
         }
     }
+    /// Where its driver version is.
+    pub fn version_field(&self) -> &'static str {
+        match self {
+            Source::ClusterPolicy(_) => "spec.driver.version",
+            Source::NicClusterPolicy(_) => "spec.ofedDriver.version",
+            Source::DriverPolicy(_) | Source::NvidiaDriver(_) => "spec.version",
+        }
+    }
     /// The merge patch that changes these of its upgrade options and nothing else.
     pub fn options_patch(&self, options: Value) -> Value {
         let path = self.options_field().split('.').rev();

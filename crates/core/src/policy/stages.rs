@@ -4,7 +4,7 @@ use jiff::SignedDuration;
 
 use super::parse::{amount, duration, problem};
 use super::{Amount, Limits, Problem};
-use crate::api::{BakeSpec, Promotion, RolloutPolicySpec, StageSpec};
+use crate::api::{BakeSpec, OnFailure, Promotion, RolloutPolicySpec, StageSpec};
 use crate::contract::CANARY_LABEL;
 use crate::selector::Labels;
 
@@ -13,6 +13,10 @@ use crate::selector::Labels;
 pub struct RolloutRules {
     /// The stages that the policy names, and after them the rest. Empty: it names none.
     pub stages: Vec<Stage>,
+    /// What happens when a stage fails; `None`: the policy does not say.
+    pub on_failure: Option<OnFailure>,
+    /// So many rollouts that are over are kept.
+    pub history_limit: u32,
 }
 
 /// A part of a pool that goes together.
@@ -116,7 +120,7 @@ pub(super) fn rollout(spec: &RolloutPolicySpec, limits: &Limits) -> Result<Rollo
         }
         stages.push(Stage::rest(limits));
     }
-    Ok(RolloutRules { stages })
+    Ok(RolloutRules { stages, on_failure: spec.on_failure, history_limit: spec.history_limit })
 }
 
 fn read(spec: &StageSpec, index: usize, limits: &Limits) -> Result<Stage, Problem> {

@@ -28,6 +28,7 @@ fn daemon_set(source: Option<Source>) -> DaemonSet {
         rendered_by: source,
         digest: None,
         driver_version: None,
+        manager: None,
         pod_labels: Labels::new(),
         client: None,
     }

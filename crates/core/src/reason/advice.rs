@@ -85,7 +85,7 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
         }
         Reason::TooManyFailed { .. } => vec![to("see which failed", "pitcrew status".to_owned())],
         Reason::StageClosed { phase, .. } => open_stage(about, *phase),
-        Reason::StageFailed { .. } => vec![to("see why", "pitcrew status".to_owned())],
+        Reason::StageFailed { .. } | Reason::Condemned { .. } => decide_on_version(about),
         Reason::Aborted { rollout } => {
             vec![to("take it back", format!("pitcrew abort {rollout} --undo"))]
         }
@@ -140,6 +140,19 @@ fn open_stage(about: &About<'_>, before: StagePhase) -> Vec<Advice> {
         all.insert(0, to("open it", format!("pitcrew promote {rollout}")));
     }
     all
+}
+
+/// A version went wrong: take it back, or try it again.
+fn decide_on_version(about: &About<'_>) -> Vec<Advice> {
+    let see = to("see why", "pitcrew status".to_owned());
+    let newest = crate::plan::newest_rollout(about.snapshot, about.pool);
+    let decide = match about.reason() {
+        Reason::Condemned { rollout, .. } => {
+            Some(to("try the version again", format!("pitcrew clear {rollout}")))
+        }
+        _ => newest.map(|(name, _)| to("take it back", format!("pitcrew rollback {name}"))),
+    };
+    [see].into_iter().chain(decide).collect()
 }
 
 fn see_pod(pod: &ObjectName) -> Advice {

@@ -110,6 +110,9 @@ pub fn next(about: &About<'_>) -> Option<Next> {
         Reason::StageFailed { .. } => {
             "stays as it is, with its old driver, until a person or a rollback decides".to_owned()
         }
+        Reason::Condemned { .. } => {
+            "stays as it is until another version is set, or a person clears this one".to_owned()
+        }
         Reason::TooManyFailed { .. } => {
             "starts when failed nodes are retried and done, or the limit is raised".to_owned()
         }

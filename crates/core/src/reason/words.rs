@@ -80,6 +80,9 @@ impl fmt::Display for Reason {
             Reason::StageFailed { stage, why } => {
                 write!(f, "stage {stage} has failed, so nothing new starts: {why}")
             }
+            Reason::Condemned { rollout, why } => {
+                write!(f, "this version went wrong in rollout {rollout} and is not tried again: {why}")
+            }
             Reason::Aborted { rollout } => write!(f, "rollout {rollout} was aborted"),
             Reason::CannotBeEmptied { found } => write!(f, "cannot be emptied: {found}"),
             Reason::DriverStopping { pod, .. } => write!(f, "old driver pod {pod} is stopping"),

@@ -152,7 +152,8 @@ impl Sentinel {
         vec![self.condition(node, healthy)]
     }
 
-    /// Processes events in their order, until the breaker trips.
+    /// Processes events in their order, until one changes a node: what comes next may be about the same one. Nothing more
+    /// once the breaker has tripped.
     fn process(&mut self) -> Vec<Write<Self>> {
         let mut writes = Vec::new();
         let Some(breaker) = self.breaker().cloned() else {
@@ -167,14 +168,15 @@ impl Sentinel {
             let quarantined = node.annotations().contains_key(nvsentinel::QUARANTINE_ANNOTATIONS);
             if event.healthy && quarantined {
                 writes.push(Write::patch(&self.way, &node, released(&node)));
+                break;
             } else if !event.healthy && !quarantined && !opted_out(&node) {
                 self.quarantines.insert(event.node, Instant::now());
                 writes.push(Write::patch(&self.way, &node, quarantined_by_us(&node)));
                 if self.is_too_many() {
                     let tripped = json!({"data": {"status": nvsentinel::TRIPPED}});
                     writes.push(Write::patch(&self.way, &breaker, tripped));
-                    break;
                 }
+                break;
             }
         }
         writes
@@ -238,6 +240,9 @@ impl Actor for Sentinel {
 
     fn route(&mut self, queue: &mut Queue<Task>) {
         for change in self.nodes.cache.take_changes() {
+            if !self.events.is_empty() {
+                queue.add(Task::Events);
+            }
             if change.old.is_none() {
                 queue.add(Task::Check(change.key.name.clone()));
                 queue.add(Task::Heartbeat(change.key.name));

@@ -248,12 +248,9 @@ fn only_ready_goes_on(world: &World, change: &Change<'_>, step: &Step<'_>) -> Op
     broken(world, name, role, change.at).then(|| format!("it went on to {to}, and its {whose} is not ready"))
 }
 
-/// There is such a pod on the node, and none that is ready or was a moment ago.
+/// There is such a pod on the node, and none is ready or was a moment ago.
 fn broken(world: &World, node: &str, role: Role, at: Timestamp) -> bool {
-    let since = before(at, world.lag);
-    let recently = |pod: &Pod| pod.ready || pod.ready_last.is_some_and(|last| last >= since);
-    let mut pods = world.pods_on(node).filter(|(_, pod)| pod.role == role).peekable();
-    pods.peek().is_some() && !pods.any(|(_, pod)| recently(pod))
+    world.pods_on(node).any(|(_, pod)| pod.role == role) && !world.was_ready(node, role, at)
 }
 
 fn within_limits(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {

@@ -148,9 +148,12 @@ fn requests(api: &ApiServer) -> BTreeMap<String, u64> {
     by_user
 }
 
+/// How often each was asked for, by verb and resource.
+type Writes = BTreeMap<(&'static str, String), u64>;
+
 /// What controllers asked to be written, done or not, by verb and resource. Leases are renewed for ever, Events are
 /// written once more after a while, and pods may be asked to leave again.
-fn our_writes(api: &ApiServer) -> BTreeMap<(&'static str, String), u64> {
+fn our_writes(api: &ApiServer) -> Writes {
     let mut ours = BTreeMap::new();
     for ((user, verb, resource), count) in api.counts().by_request {
         let writes = !matches!(verb, "get" | "list" | "watch");
@@ -249,16 +252,33 @@ impl Play<'_> {
         let bound = settled::bound(self.case, self.record.book().world.nodes.len());
         // What was under way ends first, and news that were held up arrive.
         sleep(if self.case.delays_news() { AFTER_DELAYED_NEWS } else { LOOK_EVERY }).await;
-        let Ok(ended) = timeout(bound, self.until_settled(weather)).await else {
-            self.break_unsettled(&format!("after {} min", bound.as_secs() / 60), self.api.now());
-            return Ok(());
+        let settled_at = loop {
+            let Ok(ended) = timeout(bound, self.until_settled(weather)).await else {
+                self.break_unsettled(&format!("after {} min", bound.as_secs() / 60), self.api.now());
+                return Ok(());
+            };
+            ended?;
+            let (settled_at, down) = (self.api.now(), self.record.book().world.drivers_down());
+            self.note("every node has come to an end");
+            sleep(LAST_WORDS).await;
+            let before = our_writes(&self.api);
+            sleep(REST).await;
+            // A driver that comes up after all is news, and brings its node further.
+            if self.record.book().world.drivers_down().is_superset(&down) {
+                self.break_unrest(&before);
+                break settled_at;
+            }
         };
-        ended?;
-        let settled_at = self.api.now();
-        self.note("every node has come to an end");
-        sleep(LAST_WORDS).await;
-        let before = our_writes(&self.api);
-        sleep(REST).await;
+        // By the time at which they had: a node that tries again much later has come nearer to it meanwhile.
+        self.break_unsettled("after it had come to an end", settled_at);
+        if self.controllers.any_ended() {
+            self.record.broken("a controller ended by itself");
+        }
+        Ok(())
+    }
+
+    /// Something was written since then, although nothing happened.
+    fn break_unrest(&self, before: &Writes) {
         let mut writes = our_writes(&self.api);
         writes.retain(|what, count| before.get(what) != Some(count));
         if !writes.is_empty() {
@@ -271,12 +291,6 @@ impl Play<'_> {
             );
             self.record.break_promise(Promise::ComesToRest, None, what, self.api.now());
         }
-        // By the time at which they had: a node that tries again much later has come nearer to it meanwhile.
-        self.break_unsettled("after it had come to an end", settled_at);
-        if self.controllers.any_ended() {
-            self.record.broken("a controller ended by itself");
-        }
-        Ok(())
     }
 
     async fn until_settled(&mut self, weather: &Weather) -> Result<(), RunError> {

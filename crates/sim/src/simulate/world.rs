@@ -3,7 +3,7 @@
 //! It is folded from API objects alone, so it can be fed by the embedded API as it writes or by the watches of a real
 //! cluster. It shares no code with the planner.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use pitcrew_core::api::Refresh;
@@ -181,7 +181,7 @@ impl Node {
 }
 
 /// What a pod is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Role {
     /// It brings the driver.
     Driver,
@@ -331,6 +331,8 @@ pub struct World {
     rollouts: BTreeMap<u32, (String, Option<Timestamp>)>,
     /// When nodes left lately.
     left: Vec<Timestamp>,
+    /// When a pod of this role that is gone was last ready on a node.
+    gone_ready: BTreeMap<(String, Role), Timestamp>,
     /// NVSentinel's circuit breaker is open.
     pub breaker_tripped: bool,
     /// What others did less than this long ago may not be known yet.
@@ -356,7 +358,14 @@ impl World {
                 let pod = Pod::read(object, self.pods.get(&key()), change);
                 self.pods.insert(key(), pod);
             }
-            ("pods", None) => drop(self.pods.remove(&key())),
+            ("pods", None) => {
+                let gone = self.pods.remove(&key());
+                let ready = gone.and_then(|pod| {
+                    let last = if pod.ready { Some(change.at) } else { pod.ready_last };
+                    Some(((pod.node, pod.role), last?))
+                });
+                self.gone_ready.extend(ready);
+            }
             ("clusterpolicies.nvidia.com", Some(object)) => {
                 let driver = &object["spec"]["driver"];
                 self.target = text(&driver["version"]);
@@ -408,6 +417,20 @@ impl World {
     /// The pods on a node.
     pub fn pods_on<'a>(&'a self, node: &'a str) -> impl Iterator<Item = (&'a Key, &'a Pod)> {
         self.pods.iter().filter(move |(_, pod)| pod.node == node)
+    }
+
+    /// A pod of this role was ready on the node a moment ago: it is there, or has gone since then.
+    pub fn was_ready(&self, node: &str, role: Role, at: Timestamp) -> bool {
+        let since = before(at, self.lag);
+        let here = |(_, pod): (&Key, &Pod)| pod.role == role && (pod.ready || pod.ready_last >= Some(since));
+        let gone = || self.gone_ready.get(&(node.to_owned(), role)).is_some_and(|last| *last >= since);
+        self.pods_on(node).any(here) || gone()
+    }
+
+    /// Driver pods that are not ready.
+    pub fn drivers_down(&self) -> BTreeSet<Key> {
+        let down = self.pods.iter().filter(|(_, pod)| pod.role == Role::Driver && !pod.ready);
+        down.map(|(key, _)| key.clone()).collect()
     }
 
     /// Nodes that are to run the driver, with those that left only lately.

@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
-use crate::action::{Action, DeleteWhy, NodePatch, PodRef, RestartDriver};
+use crate::action::{Action, DeleteWhy, NodePatch, PodRef, PutBack, RestartDriver};
 use crate::check::violations;
 use crate::clients::ClientKind;
 use crate::contract::{DEFAULT_LABEL_DOMAIN, Keys, State, VISIT_ANNOTATION};
 use crate::names::{DriverName, NodeName, ObjectName, ResourceVersion, Uid};
 use crate::plan::{Plan, PoolPlan, Verdict, plan};
-use crate::policy::ClusterPolicyFacts;
+use crate::policy::{ClusterPolicyFacts, Source};
 use crate::reason::Reason;
 use crate::selector::{self, Labels};
 use crate::snapshot::{
@@ -336,6 +336,7 @@ impl Fleet {
             rendered_by: None,
             digest: None,
             driver_version: Some("565.57.01".parse().unwrap()),
+            manager: None,
             pod_labels: Labels::new(),
             client: None,
         };
@@ -464,7 +465,11 @@ impl Fleet {
             started: Some(started).filter(|_| !crashes),
             empty_dir: true,
             trouble: crashes.then_some(trouble),
-            image: "nvcr.io/nvidia/driver:565.57.01".into(),
+            image: format!(
+                "nvcr.io/nvidia/driver:{}",
+                if revision == OLD { "560.35.03" } else { "565.57.01" }
+            )
+            .into(),
             ..Pod::ready(driver_pod_name(driver, node.as_str()), uid, version, node.clone())
         };
         self.snapshot.pods.entry(node.clone()).or_default().insert(pod.name.clone(), pod);
@@ -661,6 +666,8 @@ impl Fleet {
                     let rollout = self.snapshot.rollouts.get_mut(name).unwrap();
                     (rollout.status, rollout.said_at) = (Some(status.clone()), Some(self.snapshot.now));
                 }
+                Action::PutBack(way) => self.put_back(way),
+                Action::DeleteRollout { name, .. } => drop(self.snapshot.rollouts.remove(name).unwrap()),
                 Action::PolicyStatus { name, status } => {
                     self.snapshot.sources.driver_policy_status.get_mut(name).unwrap().1 = status.clone();
                 }
@@ -668,6 +675,29 @@ impl Fleet {
             }
         }
         self.snapshot.budgets.clone_from(&self.budgets);
+    }
+
+    /// The earlier revision becomes the newest, as its controller numbers it. An operator renders it from its object.
+    fn put_back(&mut self, way: &PutBack) {
+        self.snapshot.put_back.insert(way.object(), self.snapshot.now);
+        let revision = match way {
+            PutBack::Template { daemon_set, revision, .. } => {
+                assert_eq!(*daemon_set, self.daemon_set_mut().name);
+                revision.to_string()
+            }
+            PutBack::Version { source, from, to } => {
+                let Source::ClusterPolicy(name) = source else { panic!("{source} renders nothing here") };
+                let version =
+                    &mut self.snapshot.sources.cluster_policies.get_mut(name).unwrap().driver["version"];
+                assert_eq!(version.as_str(), Some(from.as_str()));
+                *version = to.as_str().into();
+                OLD.to_owned()
+            }
+        };
+        let newest = self.snapshot.revisions.values().map(|revision| revision.number).max().unwrap();
+        self.snapshot.revisions.retain(|_, known| known.hash.as_str() != revision);
+        self.publish("gpu", newest + 1, &revision);
+        self.daemon_set_mut().driver_version = Some("560.35.03".parse().unwrap());
     }
 
     fn patch(&mut self, patch: &NodePatch) {
@@ -837,6 +867,11 @@ pub(super) fn tell(action: &Action) -> String {
                 "rollout {name} {phase:?}: {done}/{total} done, {moving} moving, {waiting} waiting, {failed} failed"
             )
         }
+        Action::PutBack(PutBack::Version { source, from, to }) => format!("{source} {from} -> {to}"),
+        Action::PutBack(PutBack::Template { daemon_set, revision, .. }) => {
+            format!("{daemon_set} -> {revision}")
+        }
+        Action::DeleteRollout { name, .. } => format!("rollout {name} is forgotten"),
         Action::PolicyStatus { name, status } => {
             format!("policy {name} ready={}: {}", status.ready, status.message)
         }

@@ -38,6 +38,7 @@ mod pods;
 mod pools;
 mod promises;
 mod properties;
+mod rollbacks;
 mod rollouts;
 mod sketch;
 mod slots;

@@ -20,6 +20,17 @@ fn labelled() -> Fleet {
         .with(node("gpu-4").outdated())
 }
 
+/// The same, where nobody but a person takes a version back.
+fn labelled_and_watched() -> Fleet {
+    let spec = json!({
+        "driver": {"name": "gpu", "validator": {"selector": "app=nvidia-operator-validator"}},
+        "rollout": {"onFailure": "Pause"},
+    });
+    let outdated = |n: NodeSpec| n.outdated();
+    let fleet = Fleet::without_policy().driver_policy("gpu", spec).nodes(2, outdated);
+    fleet.with(node("gpu-3").outdated().label("gpu-canary", "true")).with(node("gpu-4").outdated())
+}
+
 /// Six outdated nodes under a DriverPolicy with these stages; nobody limits them otherwise.
 fn staged(stages: &Value) -> Fleet {
     let spec = json!({
@@ -131,7 +142,7 @@ fn a_stage_without_a_node_opens_nothing() {
 
 #[test]
 fn a_failed_canary_stops_everything_and_nobody_else_is_touched() {
-    let mut fleet = labelled();
+    let mut fleet = labelled_and_watched();
     fleet.crashes_on.insert("gpu-3".to_owned());
     live(&mut fleet, HOUR);
     assert_eq!(phase(&fleet), RolloutPhase::Halted);
@@ -147,7 +158,7 @@ fn a_failed_canary_stops_everything_and_nobody_else_is_touched() {
 
 #[test]
 fn a_canary_that_is_mended_goes_on() {
-    let mut fleet = labelled();
+    let mut fleet = labelled_and_watched();
     fleet.crashes_on.insert("gpu-3".to_owned());
     live(&mut fleet, HOUR);
     fleet.crashes_on.clear();
@@ -167,7 +178,7 @@ fn nodes_that_are_left_out_do_not_hold_their_stage_up() {
 
 #[test]
 fn a_condition_in_the_bake_spoils_it() {
-    let mut fleet = labelled();
+    let mut fleet = labelled_and_watched();
     live(&mut fleet, HOUR);
     let heartbeat = Some(fleet.snapshot.now);
     let condition = Condition { kind: "GpuDcgmConnectivityFailure".into(), holds: true, heartbeat };
@@ -185,7 +196,7 @@ fn a_condition_in_the_bake_spoils_it() {
 
 #[test]
 fn a_driver_that_restarts_by_itself_spoils_the_bake_and_a_boot_does_not() {
-    let mut fleet = labelled();
+    let mut fleet = labelled_and_watched();
     live(&mut fleet, HOUR);
     let now = fleet.snapshot.now;
     let restart = |fleet: &mut Fleet| {

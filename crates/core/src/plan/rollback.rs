@@ -1,0 +1,315 @@
+//! The way back: which versions went wrong, who says so, and how the one before is put back.
+//!
+//! A rollback is decided in the status of the rollout that went wrong, then carried out: first the version where it came
+//! from, then, by another rollout, the nodes. A version that went wrong does not start again until a person clears it.
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::pool::daemon_sets;
+use super::rollout::{has_target, may_write, name, newest, rollouts};
+use super::{Plan, PoolPlan};
+use crate::action::{Action, PutBack};
+use crate::api::{OnFailure, Previous, RollbackStatus, RolloutStatus, stamp};
+use crate::names::RevisionHash;
+use crate::policy::{Pool, Source};
+use crate::reason::Reason;
+use crate::snapshot::{DaemonSet, Rollout, Snapshot};
+use crate::version::DriverVersion;
+
+/// Who decides if no person does.
+pub(super) const OURSELVES: &str = "pitcrew";
+
+/// Whoever sets a version again after so many times owns it.
+const TRIES_MAX: u32 = 2;
+
+/// So long after a version was put back, somebody has set it again or nobody has rendered it.
+const PATIENCE: SignedDuration = SignedDuration::from_mins(1);
+
+/// What the DaemonSets of a pool ask for.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    pub(super) target: &'a BTreeMap<String, RevisionHash>,
+    pub(super) version: Option<&'a DriverVersion>,
+}
+
+/// Something went wrong with the version of a rollout, or a person has had enough of it.
+fn went_wrong(rollout: &Rollout) -> bool {
+    let status = rollout.status.as_ref();
+    let bad = |status: &RolloutStatus| status.stages.iter().any(|stage| stage.phase.is_bad());
+    is_taken_back(rollout) || status.is_some_and(bad)
+}
+
+fn is_taken_back(rollout: &Rollout) -> bool {
+    rollout.spec.rollback.is_some() || rollout.status.as_ref().is_some_and(|status| status.rollback.is_some())
+}
+
+/// A person has cleared it after it went wrong: its target begins anew, in another rollout.
+pub(super) fn is_spent(rollout: &Rollout) -> bool {
+    rollout.spec.cleared.is_some() && went_wrong(rollout)
+}
+
+/// Nothing about it has to be remembered.
+pub(super) fn is_forgivable(rollout: &Rollout) -> bool {
+    !went_wrong(rollout) || rollout.spec.cleared.is_some()
+}
+
+/// The newest rollout because of which nobody may start towards what is wanted. A stage that failed in the rollout under
+/// way does that by itself.
+pub(super) fn condemned<'a>(
+    snapshot: &'a Snapshot,
+    pool: &'a Pool,
+    wanted: Wanted<'_>,
+) -> Option<(u32, &'a Rollout)> {
+    let newest = newest(snapshot, pool).map(|(number, _)| number);
+    let found = rollouts(snapshot, pool).filter(|(number, rollout)| {
+        let holds = if Some(*number) == newest { is_taken_back(rollout) } else { went_wrong(rollout) };
+        holds && rollout.spec.cleared.is_none() && speaks_of(rollout, wanted)
+    });
+    found.max_by_key(|(number, _)| *number)
+}
+
+/// Why nobody may start towards what is wanted.
+pub(super) fn refusal(snapshot: &Snapshot, pool: &Pool, wanted: Wanted<'_>) -> Option<Reason> {
+    let (number, rollout) = condemned(snapshot, pool, wanted)?;
+    let status = rollout.status.as_ref();
+    let decided = status.and_then(|status| status.rollback.as_ref()).map(|back| back.why.clone());
+    let asked = || rollout.spec.rollback.as_ref().and_then(|word| word.why.clone());
+    let failed =
+        || status.and_then(|status| status.stages.iter().find(|s| s.phase.is_bad())?.message.clone());
+    let why = decided.or_else(asked).or_else(failed).unwrap_or_default();
+    Some(Reason::Condemned { rollout: name(pool, number), why })
+}
+
+/// The same revisions; or the same driver version, where that was what changed.
+fn speaks_of(rollout: &Rollout, wanted: Wanted<'_>) -> bool {
+    let version = parsed(rollout.spec.version.as_deref());
+    let before = parsed(rollout.spec.previous.as_ref().and_then(|previous| previous.version.as_deref()));
+    let same_version = version.is_some() && version.as_ref() == wanted.version;
+    let earlier =
+        rollout.spec.previous.as_ref().is_some_and(|previous| is_same(&previous.target, wanted.target));
+    has_target(rollout, wanted.target) || (same_version && before.is_some() && before != version && !earlier)
+}
+
+fn parsed(version: Option<&str>) -> Option<DriverVersion> {
+    version.and_then(|version| version.parse().ok())
+}
+
+/// The number of the rollout that a new one towards what is wanted would take back.
+pub(super) fn taken_back(snapshot: &Snapshot, pool: &Pool, wanted: Wanted<'_>) -> Option<u32> {
+    let (number, rollout) = newest(snapshot, pool)?;
+    let previous = rollout.spec.previous.as_ref()?;
+    let same_version =
+        wanted.version.is_some() && parsed(previous.version.as_deref()).as_ref() == wanted.version;
+    let goes_back = is_same(&previous.target, wanted.target) || same_version;
+    (is_taken_back(rollout) && !has_target(rollout, wanted.target) && goes_back).then_some(number)
+}
+
+fn is_same(recorded: &BTreeMap<String, String>, target: &BTreeMap<String, RevisionHash>) -> bool {
+    recorded
+        .iter()
+        .map(|(k, v)| (k.as_str(), v.as_str()))
+        .eq(target.iter().map(|(k, v)| (k.as_str(), v.as_str())))
+}
+
+/// What most driver pods are of that are not of the new revision.
+pub(super) fn previous(snapshot: &Snapshot, pool: &Pool, wanted: Wanted<'_>) -> Option<Previous> {
+    let mut found = Previous::default();
+    for ds in daemon_sets(snapshot, pool.policy.as_ref().ok()?) {
+        let target = wanted.target.get(ds.name.name.as_ref());
+        let mut counts: BTreeMap<&RevisionHash, (usize, &str)> = BTreeMap::new();
+        for pod in snapshot.pods.values().flat_map(BTreeMap::values) {
+            let owned = pod.owner.as_ref().is_some_and(|owner| owner.uid == ds.uid);
+            if let Some(hash) = pod.revision.as_ref().filter(|hash| owned && Some(*hash) != target) {
+                let count = counts.entry(hash).or_insert((0, &pod.image));
+                count.0 += 1;
+            }
+        }
+        let Some((hash, (_, image))) = counts.into_iter().max_by_key(|(_, (count, _))| *count) else {
+            continue;
+        };
+        found.target.insert(ds.name.name.to_string(), hash.to_string());
+        let version = DriverVersion::from_image(image).map(|version| version.to_string());
+        found.version = found.version.or(version);
+    }
+    (!found.target.is_empty()).then_some(found)
+}
+
+/// The rollback that the rollout of the wanted version says it is in, or that it begins now; and when to look again.
+pub(super) fn review(
+    snapshot: &Snapshot,
+    pool: &Pool,
+    rollout: &Rollout,
+    done: &PoolPlan,
+) -> Option<RollbackStatus> {
+    let said = rollout.status.as_ref().and_then(|status| status.rollback.clone());
+    let back = said.or_else(|| begin(snapshot, pool, rollout, done))?;
+    Some(judge(snapshot, pool, rollout, back))
+}
+
+/// How far a rollback is whose version is still, or again, the wanted one.
+pub(super) fn judge(
+    snapshot: &Snapshot,
+    pool: &Pool,
+    rollout: &Rollout,
+    back: RollbackStatus,
+) -> RollbackStatus {
+    let ways = match way_back(snapshot, pool, rollout) {
+        Ok(ways) => ways,
+        Err(what) => return RollbackStatus { message: Some(what), ..back },
+    };
+    if back.tries > TRIES_MAX {
+        let what = "somebody sets the version again each time it is put back; set it back there";
+        return RollbackStatus { message: Some(what.to_owned()), ..back };
+    }
+    let used = last_put_back(snapshot, &ways).filter(|at| *at >= back.since.0);
+    let late = snapshot.now >= patience(used.unwrap_or(back.since.0));
+    match used {
+        Some(_) if late => next_try(snapshot, back),
+        None if late && ways.is_empty() => {
+            let what =
+                "the version was put back, and nobody has rendered the driver from it yet; see its operator";
+            RollbackStatus { message: Some(what.to_owned()), ..back }
+        }
+        _ => RollbackStatus { message: None, ..back },
+    }
+}
+
+/// When somebody has to have seen what was put back.
+pub(super) fn patience(since: Timestamp) -> Timestamp {
+    since.saturating_add(PATIENCE).unwrap_or(Timestamp::MAX)
+}
+
+fn last_put_back(snapshot: &Snapshot, ways: &[PutBack]) -> Option<Timestamp> {
+    ways.iter().filter_map(|way| snapshot.put_back.get(&way.object())).max().copied()
+}
+
+fn next_try(snapshot: &Snapshot, back: RollbackStatus) -> RollbackStatus {
+    RollbackStatus { since: stamp(snapshot.now), tries: back.tries + 1, message: None, ..back }
+}
+
+fn begin(snapshot: &Snapshot, pool: &Pool, rollout: &Rollout, done: &PoolPlan) -> Option<RollbackStatus> {
+    let since = stamp(snapshot.now);
+    if let Some(word) = &rollout.spec.rollback {
+        let why = word.why.clone().unwrap_or_else(|| "a person asked for it".to_owned());
+        return Some(RollbackStatus { since, by: word.by.clone(), why, tries: 1, message: None });
+    }
+    // The way back has no way back.
+    if rollout.spec.rollback_of.is_some() {
+        return None;
+    }
+    let why = why_wrong(pool, rollout, done)?;
+    Some(RollbackStatus { since, by: OURSELVES.to_owned(), why, tries: 1, message: None })
+}
+
+/// Why the policy takes a version back: a stage has failed, as the API has it; or, in a pool without stages whose policy
+/// says so, more nodes than it accepts.
+fn why_wrong(pool: &Pool, rollout: &Rollout, done: &PoolPlan) -> Option<String> {
+    let rules = &pool.policy.as_ref().ok()?.rollout;
+    let stages = rollout.status.as_ref().map(|status| status.stages.as_slice()).unwrap_or_default();
+    let bad = stages.iter().find(|stage| stage.phase.is_bad());
+    let by_default = if stages.is_empty() { OnFailure::Pause } else { OnFailure::Rollback };
+    if rules.on_failure.unwrap_or(by_default) == OnFailure::Pause {
+        return None;
+    }
+    let (failed, limit) = (done.ledger.failed, done.ledger.max_failed);
+    match bad {
+        Some(stage) => {
+            Some(format!("stage {} failed: {}", stage.name, stage.message.as_deref().unwrap_or_default()))
+        }
+        None if stages.is_empty() && failed > limit => {
+            Some(format!("{failed} nodes failed and at most {limit} may (limits.failureThreshold)"))
+        }
+        None => None,
+    }
+}
+
+/// How the version before is put back where it came from; or what a person has to do instead. Nothing, if it is back.
+pub(super) fn way_back(snapshot: &Snapshot, pool: &Pool, rollout: &Rollout) -> Result<Vec<PutBack>, String> {
+    let Ok(policy) = &pool.policy else { return Ok(Vec::new()) };
+    let Some(previous) = &rollout.spec.previous else {
+        return Err("what ran before is not known; set the driver version back by hand".to_owned());
+    };
+    let mut ways = Vec::new();
+    for ds in daemon_sets(snapshot, policy) {
+        let way = match &ds.rendered_by {
+            Some(source) => put_version_back(snapshot, source, rollout, previous)?,
+            None => Some(put_template_back(snapshot, ds, previous)?),
+        };
+        ways.extend(way.filter(|way| !ways.contains(way)));
+    }
+    Ok(ways)
+}
+
+fn put_version_back(
+    snapshot: &Snapshot,
+    source: &Source,
+    rollout: &Rollout,
+    previous: &Previous,
+) -> Result<Option<PutBack>, String> {
+    let field = source.version_field();
+    let by_hand = |to: &str| format!("set {field} of {source} back to {to}");
+    let Some(to) = &previous.version else {
+        return Err(format!("which version ran before is not known; {}", by_hand("it by hand")));
+    };
+    if let Some(owner) = snapshot.sources.managers.get(source) {
+        return Err(format!(
+            "{source} is managed by {owner}, which would undo any change here; {} there",
+            by_hand(to)
+        ));
+    }
+    let from = snapshot.sources.version_of(source).unwrap_or_default();
+    if parsed(Some(from)).is_some_and(|from| Some(from) == parsed(Some(to))) {
+        return Ok(None); // its operator has to render it
+    }
+    // The field may say more than a version, or something else than the image's tag.
+    let expected = parsed(rollout.spec.version.as_deref());
+    if from.is_empty() || parsed(Some(from)) != expected {
+        return Err(format!(
+            "its {field} is \"{from}\", which is not what the image is tagged with; {} by hand",
+            by_hand(to)
+        ));
+    }
+    Ok(Some(PutBack::Version { source: source.clone(), from: from.to_owned(), to: to.clone() }))
+}
+
+fn put_template_back(snapshot: &Snapshot, ds: &DaemonSet, previous: &Previous) -> Result<PutBack, String> {
+    let name = &ds.name;
+    let revision = previous.target.get(ds.name.name.as_ref());
+    let known = |hash: &&String| {
+        snapshot.revisions.values().any(|known| known.owner == ds.uid && known.hash.as_str() == **hash)
+    };
+    if let Some(owner) = &ds.manager {
+        return Err(format!(
+            "daemonset/{name} is managed by {owner}, which would undo any change here; put its earlier template back there"
+        ));
+    }
+    let Some(revision) = revision.filter(known) else {
+        return Err(format!(
+            "the earlier revision of daemonset/{name} is gone; put its earlier template back by hand"
+        ));
+    };
+    let (uid, generation) = (ds.uid.clone(), ds.generation);
+    Ok(PutBack::Template { daemon_set: name.clone(), uid, generation, revision: revision.as_str().into() })
+}
+
+/// Puts the version back that the API says is to be put back, once for each try.
+pub(super) fn carry_out(snapshot: &Snapshot, pool: &Pool, rollout: &Rollout, plan: &mut Plan) {
+    let Some(back) = rollout.status.as_ref().and_then(|status| status.rollback.as_ref()) else { return };
+    let ways = way_back(snapshot, pool, rollout).unwrap_or_default();
+    plan.wake(patience(last_put_back(snapshot, &ways).unwrap_or(back.since.0)));
+    for way in ways.into_iter().filter(|_| back.tries <= TRIES_MAX) {
+        let object = way.object();
+        let used = snapshot.put_back.get(&object).is_some_and(|at| *at >= back.since.0);
+        if !used && may_write(snapshot, &object, plan) {
+            plan.actions.push(Action::PutBack(way));
+        }
+    }
+}
+
+/// A version that was put back, and seen to be, is there again. While nodes are on their way back, that is undone.
+pub(super) fn set_again(snapshot: &Snapshot, rollout: &Rollout) -> Option<RollbackStatus> {
+    let back = rollout.status.as_ref()?.rollback.as_ref()?;
+    (back.tries <= TRIES_MAX).then(|| next_try(snapshot, back.clone()))
+}

@@ -1,0 +1,270 @@
+//! The way back: a version that went wrong is put back where it came from, and does not start again by itself.
+
+use jiff::SignedDuration;
+use serde_json::json;
+
+use super::fixture::*;
+use crate::api::{RolloutPhase, RolloutStatus, Word, stamp};
+use crate::contract::State;
+use crate::policy::Source;
+
+const CANARY: &str = "gpu-3";
+
+/// Six nodes on the old version, of which one goes first and is watched for an hour; nobody limits them otherwise.
+fn fleet(more: &serde_json::Value) -> Fleet {
+    let mut rollout =
+        json!({"stages": [{"name": "canary", "nodeSelector": {"first": "yes"}, "bake": {"duration": "1h"}}]});
+    for (field, value) in more.as_object().into_iter().flatten() {
+        rollout[field] = value.clone();
+    }
+    let spec = json!({
+        "driver": {"name": "gpu"},
+        "upgradePolicy": {"maxParallelUpgrades": 0, "maxUnavailable": "100%"},
+        "rollout": rollout,
+    });
+    let mut fleet = Fleet::without_policy().driver_policy("gpu", spec).nodes(6, NodeSpec::outdated);
+    fleet.node_mut(CANARY).set_label("first", Some("yes"));
+    fleet
+}
+
+fn bad_canary(more: &serde_json::Value) -> Fleet {
+    let mut fleet = fleet(more);
+    fleet.crashes_on.insert(CANARY.to_owned());
+    fleet
+}
+
+/// Passes, and time in between, for so long.
+fn live(fleet: &mut Fleet, seconds: i64) {
+    let end = fleet.snapshot.now + SignedDuration::from_secs(seconds);
+    while fleet.snapshot.now < end {
+        fleet.settle();
+        let wake = fleet.plan().wake_at.unwrap_or(end).min(end);
+        fleet.snapshot.now = wake.max(fleet.snapshot.now);
+    }
+    fleet.settle();
+}
+
+fn status<'a>(fleet: &'a Fleet, rollout: &str) -> &'a RolloutStatus {
+    fleet.snapshot.rollouts[rollout].status.as_ref().unwrap()
+}
+
+fn phases(fleet: &Fleet) -> Vec<RolloutPhase> {
+    fleet.snapshot.rollouts.keys().map(|name| status(fleet, name).phase).collect()
+}
+
+/// Each node's state and the revision of its driver.
+fn nodes(fleet: &Fleet) -> Vec<String> {
+    let verdicts = fleet.pool().nodes.into_iter();
+    let pod = |node: &str| {
+        fleet.snapshot.pods[node].values().find(|pod| pod.revision.is_some()).unwrap().revision.clone()
+    };
+    verdicts.map(|(node, v)| format!("{node} {} {}", v.state, pod(node.as_str()).unwrap())).collect()
+}
+
+fn all_back(fleet: &Fleet) {
+    let wrong: Vec<String> =
+        nodes(fleet).into_iter().filter(|node| !node.ends_with("upgrade-done old")).collect();
+    assert_eq!(wrong, Vec::<String>::new(), "{}", fleet.screen());
+}
+
+fn say(fleet: &mut Fleet, rollout: &str, cleared: bool) {
+    let word = Word { by: "mei".into(), at: stamp(fleet.snapshot.now), why: Some("jobs are slow".into()) };
+    let spec = &mut fleet.snapshot.rollouts.get_mut(rollout).unwrap().spec;
+    if cleared { spec.cleared = Some(word) } else { spec.rollback = Some(word) }
+}
+
+fn touched(fleet: &Fleet, node: &str) -> bool {
+    fleet.states_of(node).iter().any(|state| state == "cordon-required")
+}
+
+#[test]
+fn a_canary_that_fails_is_brought_back_and_nobody_else_is_touched() {
+    let mut fleet = bad_canary(&json!({}));
+    live(&mut fleet, 3 * 3600);
+    all_back(&fleet);
+    assert_eq!(phases(&fleet), [RolloutPhase::RolledBack, RolloutPhase::Done]);
+    assert_eq!(fleet.snapshot.rollouts["gpu-2"].spec.rollback_of.as_deref(), Some("gpu-1"));
+    let others: Vec<String> =
+        (1..=6).map(|n| format!("gpu-{n}")).filter(|n| n != CANARY && touched(&fleet, n)).collect();
+    assert_eq!(others, Vec::<String>::new());
+    let timeline: Vec<String> =
+        status(&fleet, "gpu-1").timeline.iter().map(|e| format!("{}: {}", e.by, e.what)).collect();
+    insta::assert_snapshot!(timeline.join("\n"), @r"
+    pitcrew: from 560.35.03 to 565.57.01
+    pitcrew: stage canary begins
+    pitcrew: stage canary has failed: 1 of its 1 nodes failed, and at most 0 may
+    pitcrew: the version is put back: stage canary failed: 1 of its 1 nodes failed, and at most 0 may
+    pitcrew: the version before is the target again
+    ");
+}
+
+#[test]
+fn a_version_that_breaks_in_the_bake_is_taken_back() {
+    let mut fleet = fleet(&json!({}));
+    live(&mut fleet, 1800);
+    let now = fleet.snapshot.now;
+    let driver = fleet.driver_mut(CANARY);
+    (driver.restarts, driver.started) = (1, Some(now));
+    live(&mut fleet, 3600);
+    all_back(&fleet);
+    assert_eq!(phases(&fleet), [RolloutPhase::RolledBack, RolloutPhase::Done]);
+}
+
+#[test]
+fn a_condemned_version_does_not_start_again_until_a_person_clears_it() {
+    let mut fleet = bad_canary(&json!({}));
+    live(&mut fleet, 3 * 3600);
+    fleet.publish("gpu", 9, NEW);
+    live(&mut fleet, 24 * 3600);
+    assert_eq!(nodes(&fleet).iter().filter(|node| node.ends_with("upgrade-required old")).count(), 6);
+    insta::assert_snapshot!(
+        fleet.why("gpu-1"),
+        @"this version went wrong in rollout gpu-1 and is not tried again: stage canary failed: 1 of its 1 nodes failed, and at most 0 may"
+    );
+    assert_eq!(fleet.snapshot.rollouts.len(), 2);
+    fleet.crashes_on.clear();
+    say(&mut fleet, "gpu-1", true);
+    live(&mut fleet, 3 * 3600);
+    assert_eq!(nodes(&fleet).iter().filter(|node| node.ends_with("upgrade-done new")).count(), 6);
+    assert_eq!(fleet.snapshot.rollouts.len(), 3);
+}
+
+#[test]
+fn a_person_takes_a_version_back_half_way_through_the_fleet() {
+    let mut fleet = fleet(&json!({"stages": [{"name": "all", "maxParallelUpgrades": 1}]}));
+    while nodes(&fleet).iter().filter(|node| node.ends_with(" new")).count() < 3 {
+        fleet.step();
+    }
+    say(&mut fleet, "gpu-1", false);
+    live(&mut fleet, 3600);
+    all_back(&fleet);
+    assert_eq!(phases(&fleet), [RolloutPhase::RolledBack, RolloutPhase::Done]);
+    assert!(!touched(&fleet, "gpu-6"));
+    let back = status(&fleet, "gpu-1").rollback.as_ref().unwrap();
+    assert_eq!((back.by.as_str(), back.why.as_str()), ("mei", "jobs are slow"));
+}
+
+#[test]
+fn a_rollout_that_is_done_is_taken_back_too() {
+    let mut fleet = fleet(&json!({}));
+    live(&mut fleet, 3 * 3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Done]);
+    say(&mut fleet, "gpu-1", false);
+    live(&mut fleet, 3600);
+    all_back(&fleet);
+}
+
+#[test]
+fn the_policy_may_leave_the_decision_to_a_person() {
+    let mut fleet = bad_canary(&json!({"onFailure": "Pause"}));
+    live(&mut fleet, 3 * 3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Halted]);
+    assert_eq!(fleet.verdict(CANARY).state, State::UpgradeFailed);
+    assert_eq!(fleet.told("->").iter().filter(|line| line.contains("daemonset ->")).count(), 0);
+    say(&mut fleet, "gpu-1", false);
+    live(&mut fleet, 3600);
+    all_back(&fleet);
+}
+
+#[test]
+fn what_somebody_else_manages_is_not_written_and_the_status_says_what_to_do() {
+    let mut fleet = bad_canary(&json!({}));
+    fleet.daemon_set_mut().manager = Some("Argo CD (application gpu)".into());
+    live(&mut fleet, 3 * 3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Halted]);
+    insta::assert_snapshot!(
+        status(&fleet, "gpu-1").message.as_ref().unwrap(),
+        @"taken back by pitcrew: stage canary failed: 1 of its 1 nodes failed, and at most 0 may; daemonset/gpu-operator/nvidia-driver-daemonset is managed by Argo CD (application gpu), which would undo any change here; put its earlier template back there"
+    );
+    // Whoever puts it back has done what was asked for.
+    fleet.publish("gpu", 9, OLD);
+    live(&mut fleet, 3600);
+    all_back(&fleet);
+    assert_eq!(phases(&fleet), [RolloutPhase::RolledBack, RolloutPhase::Done]);
+}
+
+#[test]
+fn the_object_that_an_operator_renders_from_gets_its_version_back() {
+    let mut fleet = bad_canary(&json!({}));
+    let source = Source::ClusterPolicy("cluster-policy".to_owned());
+    let facts =
+        crate::policy::ClusterPolicyFacts { driver: json!({"version": "565.57.01"}), ..Default::default() };
+    fleet.snapshot.sources.cluster_policies.insert("cluster-policy".to_owned(), facts);
+    fleet.daemon_set_mut().rendered_by = Some(source.clone());
+    live(&mut fleet, 3 * 3600);
+    all_back(&fleet);
+    assert_eq!(fleet.snapshot.sources.version_of(&source), Some("560.35.03"));
+}
+
+#[test]
+fn a_version_that_is_set_again_each_time_is_left_to_whoever_does_that() {
+    let mut fleet = bad_canary(&json!({}));
+    // Their way back is slow: until then somebody sets the version again and again.
+    for _ in 0..400 {
+        if !fleet.step() {
+            fleet.snapshot.now = fleet.plan().wake_at.unwrap_or(fleet.snapshot.now).max(fleet.snapshot.now);
+        }
+        let newest = fleet.snapshot.revisions.values().max_by_key(|revision| revision.number).unwrap();
+        if newest.hash.as_str() == OLD && fleet.snapshot.rollouts.contains_key("gpu-2") {
+            let number = newest.number + 1;
+            fleet.publish("gpu", number, NEW);
+        }
+    }
+    let said = status(&fleet, "gpu-1");
+    assert_eq!(said.phase, RolloutPhase::Halted, "{}", fleet.story.join("\n"));
+    insta::assert_snapshot!(
+        said.message.as_ref().unwrap(),
+        @"taken back by pitcrew: stage canary failed: 1 of its 1 nodes failed, and at most 0 may; somebody sets the version again each time it is put back; set it back there"
+    );
+    let puts = fleet.story.iter().filter(|line| line.ends_with("daemonset -> old")).count();
+    assert_eq!(puts, 2, "{}", fleet.story.join("\n"));
+}
+
+#[test]
+fn in_a_pool_without_stages_too_many_failures_take_a_version_back_if_the_policy_says_so() {
+    let spec = |on_failure: &str| {
+        json!({
+            "driver": {"name": "gpu"},
+            "upgradePolicy": {"maxParallelUpgrades": 1, "maxUnavailable": "100%"},
+            "limits": {"failureThreshold": 1},
+            "rollout": {"onFailure": on_failure},
+        })
+    };
+    for (on_failure, end) in [("Rollback", true), ("Pause", false)] {
+        let mut fleet =
+            Fleet::without_policy().driver_policy("gpu", spec(on_failure)).nodes(6, NodeSpec::outdated);
+        fleet.crashes_on.extend(["gpu-1".to_owned(), "gpu-2".to_owned()]);
+        live(&mut fleet, 6 * 3600);
+        let back = nodes(&fleet).iter().all(|node| node.ends_with("upgrade-done old"));
+        assert_eq!(back, end, "{on_failure}: {}", fleet.screen());
+    }
+}
+
+#[test]
+fn one_bad_node_out_of_many_condemns_nothing() {
+    let spec = json!({
+        "driver": {"name": "gpu"},
+        "upgradePolicy": {"maxParallelUpgrades": 0, "maxUnavailable": "100%"},
+        "limits": {"failureThreshold": 1},
+        "rollout": {"stages": [{"name": "all"}]},
+    });
+    let mut fleet = Fleet::without_policy().driver_policy("gpu", spec).nodes(6, NodeSpec::outdated);
+    fleet.crashes_on.insert("gpu-1".to_owned());
+    live(&mut fleet, 3 * 3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Failed]);
+    assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeFailed);
+    assert_eq!(nodes(&fleet).iter().filter(|node| node.ends_with("upgrade-done new")).count(), 5);
+}
+
+#[test]
+fn old_rollouts_are_forgotten_but_not_what_went_wrong() {
+    let mut fleet = bad_canary(&json!({"historyLimit": 2}));
+    live(&mut fleet, 3 * 3600);
+    fleet.crashes_on.clear();
+    for (number, hash) in [(10, "c"), (11, "d"), (12, "e"), (13, "f")] {
+        fleet.publish("gpu", number, hash);
+        live(&mut fleet, 3 * 3600);
+    }
+    let kept: Vec<&String> = fleet.snapshot.rollouts.keys().collect();
+    assert_eq!(kept, ["gpu-1", "gpu-5", "gpu-6"]);
+}
