@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use tokio::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;

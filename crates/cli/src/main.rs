@@ -62,6 +62,10 @@ enum Command {
     Abort(steer::AbortArgs),
     /// Say that a stage has done enough: the next one begins
     Promote(steer::PromoteArgs),
+    /// Take a version back: it is put back where it came from, and upgraded nodes go back to the one before
+    Rollback(steer::VersionArgs),
+    /// Let a version that went wrong be tried again
+    Clear(steer::VersionArgs),
     /// Keep NVSentinel off nodes for work of your own, and give them back when they are well
     HealthHold(steer::HealthHoldArgs),
     /// Replace driver clients that hold on to a driver that is gone, in clusters without the controller
@@ -94,6 +98,8 @@ fn main() -> ExitCode {
         Command::Retry(args) => steer::retry(&args),
         Command::Abort(args) => steer::abort(&args),
         Command::Promote(args) => steer::promote(&args),
+        Command::Rollback(args) => steer::rollback(&args),
+        Command::Clear(args) => steer::clear(&args),
         Command::HealthHold(args) => steer::health_hold(&args),
         Command::RefreshClients(args) => refresh_clients::run(&args),
         Command::Matrix(args) => matrix::run(&args),

@@ -26,7 +26,7 @@ use crate::terminal::{self, Output};
 use crate::times::Times;
 
 pub(crate) use report::{ControllerReport, NodeReport, Report, feels, kind_name};
-pub(crate) use text::{Pen, absence};
+pub(crate) use text::{Pen, absence, baking};
 
 /// What `pitcrew status` takes.
 #[derive(clap::Args)]

@@ -1,10 +1,11 @@
-//! `pitcrew pause`, `resume`, `skip`, `retry`, `abort`, `promote`: a person's hand on the wheel, by the documented fields and labels.
+//! `pitcrew pause`, `resume`, `skip`, `retry`, `abort`, `promote`, `rollback`, `clear`: a person's hand on the wheel, by the documented fields and labels.
 //!
 //! ```text
 //!  switch.rs   pause and resume: autoUpgrade, where the policy says it
 //!  nodes.rs    skip and retry: the documented labels of a node
 //!  abort.rs    a rollout
 //!  promote.rs  a stage of it
+//!  rollback.rs its version: taken back, or tried again
 //!  health_hold.rs   NVSentinel's hands off nodes, for work of one's own
 //! ```
 //!
@@ -15,6 +16,7 @@ mod abort;
 mod health_hold;
 mod nodes;
 mod promote;
+mod rollback;
 mod switch;
 #[cfg(test)]
 mod tests;
@@ -121,6 +123,28 @@ pub(crate) struct PromoteArgs {
     by: String,
     #[command(flatten)]
     common: Common,
+}
+
+/// What `pitcrew rollback` and `pitcrew clear` take.
+#[derive(clap::Args)]
+pub(crate) struct VersionArgs {
+    /// The rollout; not needed if only one can be meant
+    #[arg(value_name = "ROLLOUT")]
+    rollout: Option<String>,
+    /// Why, for those who read it later
+    #[arg(long, value_name = "TEXT")]
+    why: Option<String>,
+    /// In whose name
+    #[arg(long, value_name = "NAME", env = "USER", default_value = "somebody")]
+    by: String,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl VersionArgs {
+    fn wish(&self) -> rollback::Wish<'_> {
+        rollback::Wish { rollout: self.rollout.as_deref(), by: &self.by, why: self.why.as_deref() }
+    }
 }
 
 /// What `pitcrew health-hold` takes.
@@ -233,6 +257,16 @@ pub(crate) fn promote(args: &PromoteArgs) -> anyhow::Result<ExitCode> {
     let wish =
         promote::Wish { rollout: rollout.as_deref(), stage: stage.as_deref(), by, skip_bake: *skip_bake };
     run(common, |look| promote::decide(look, &wish, look.snapshot.now))
+}
+
+/// Takes a version back.
+pub(crate) fn rollback(args: &VersionArgs) -> anyhow::Result<ExitCode> {
+    run(&args.common, |look| rollback::take_back(look, &args.wish(), look.snapshot.now))
+}
+
+/// Lets a version that went wrong be tried again.
+pub(crate) fn clear(args: &VersionArgs) -> anyhow::Result<ExitCode> {
+    run(&args.common, |look| rollback::clear(look, &args.wish(), look.snapshot.now))
 }
 
 /// One object and what is to become of it.

@@ -64,6 +64,22 @@ fn the_same_seed_gives_the_same_figures() {
 }
 
 #[test]
+fn two_days_of_bake_pass_and_a_bad_driver_is_taken_back() {
+    let figures = |scenario: &str| -> Value {
+        let output = pitcrew(&["demo", "--nodes", "3", "--scenario", scenario, "--instant", "-o", "json"]);
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_str(&stdout(&output)).unwrap()
+    };
+    let canary = figures("canary");
+    assert_eq!((&canary["endsOn"], &canary["visited"]), (&"565.57.01".into(), &3.into()));
+    assert!(canary["virtualSeconds"].as_f64().unwrap() > 48.0 * 3600.0, "{canary}");
+    let bad = figures("bad-driver");
+    assert_eq!((&bad["endsOn"], &bad["visited"]), (&"560.35.03".into(), &1.into()));
+    assert_eq!(bad["driversReady"]["560.35.03"], 3);
+    assert!(stdout(&pitcrew(&["demo", "--list"])).contains("\nbad-driver "));
+}
+
+#[test]
 fn a_pipe_gets_lines_and_the_summary() {
     let output = pitcrew(&["demo", "--nodes", "4", "--instant"]);
     assert!(output.status.success(), "{output:?}");

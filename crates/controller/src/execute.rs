@@ -11,7 +11,7 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, P
 use kube::core::{ObjectMeta, Status};
 use kube::{Client, Resource};
 use pitcrew_core::action::{Action, PodRef, PutBack, RestartDriver, Users};
-use pitcrew_core::api::{ClusterPolicy, DriverPolicy, NVIDIADriver, NicClusterPolicy, Rollout, RolloutSpec};
+use pitcrew_core::api::{ClusterPolicy, DriverPolicy, NVIDIADriver, Rollout, RolloutSpec};
 use pitcrew_core::contract::{
     CHECKPOINT_REQUESTED_ANNOTATION, CHECKPOINTED_ANNOTATION, REVISION_LABEL, State,
 };
@@ -231,10 +231,8 @@ impl Executor {
                 self.change::<ClusterPolicy>("clusterpolicies", name, change).await
             }
             Source::NvidiaDriver(name) => self.change::<NVIDIADriver>("nvidiadrivers", name, change).await,
-            Source::NicClusterPolicy(name) => {
-                self.change::<NicClusterPolicy>("nicclusterpolicies", name, change).await
-            }
-            Source::DriverPolicy(_) => Ok(Answer::Nothing), // it has no version
+            // Nobody plans that: the one has no version, the other is not ours to write.
+            Source::DriverPolicy(_) | Source::NicClusterPolicy(_) => Ok(Answer::Nothing),
         }
     }
 

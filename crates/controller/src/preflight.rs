@@ -102,10 +102,7 @@ pub const PERMISSIONS: &[Permission] = &[
     to("apiextensions.k8s.io", "customresourcedefinitions", "", SEES),
     to("nvidia.com", "clusterpolicies", "", &["list", "watch", "patch"]),
     to("nvidia.com", "nvidiadrivers", "", &["list", "watch", "patch"]),
-    feature(
-        Feature::NetworkOperator,
-        to("mellanox.com", "nicclusterpolicies", "", &["list", "watch", "patch"]),
-    ),
+    feature(Feature::NetworkOperator, to("mellanox.com", "nicclusterpolicies", "", SEES)),
     to("pitcrew.dev", "driverpolicies", "", SEES),
     to("pitcrew.dev", "driverpolicies", "status", &["patch"]),
     to("pitcrew.dev", "rollouts", "", &["list", "watch", "create", "delete"]),

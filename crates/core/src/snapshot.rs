@@ -245,6 +245,19 @@ pub struct Rollout {
     pub said_at: Option<Timestamp>,
 }
 
+impl Rollout {
+    /// Its version is taken back, or somebody has asked for that.
+    pub fn is_taken_back(&self) -> bool {
+        self.spec.rollback.is_some() || self.status.as_ref().is_some_and(|status| status.rollback.is_some())
+    }
+
+    /// Something went wrong with its version, or a person has had enough of it.
+    pub fn went_wrong(&self) -> bool {
+        let stages = self.status.as_ref().map(|status| status.stages.as_slice()).unwrap_or_default();
+        self.is_taken_back() || stages.iter().any(|stage| stage.phase.is_bad())
+    }
+}
+
 /// Signs of a GPU Operator that may act on the same nodes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GpuOperator {

@@ -102,7 +102,7 @@ impl Screen<'_> {
         match update {
             // Views from before are of the set-up.
             Update::Begins => (self.begun, self.view) = (true, None),
-            Update::Moved(_) => {}
+            Update::Moved(_) | Update::Decided(_) => {}
             Update::View(view) => self.view = Some(view),
             Update::Ended(result) => return result.map(|figures| Some(Ending::Played(figures))),
         }

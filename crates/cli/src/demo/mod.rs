@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  run.rs      the cluster, the controller and the pace, on a thread of their own
+//!    scenario.rs what it is about
 //!    record.rs   what passed so far, from each pass of the controller      witness.rs  what the API itself saw
 //!    view.rs     what is shown of one moment: data, no drawing
 //!  live.rs     the terminal: keys, frames        screen.rs   one frame
@@ -14,6 +15,7 @@ mod live;
 mod plain;
 mod record;
 mod run;
+mod scenario;
 mod screen;
 mod summary;
 mod view;
@@ -26,6 +28,7 @@ use crate::stopwatch::Stopwatch;
 use crate::terminal::{self, Output};
 
 use run::{Ending, Story};
+use scenario::Scenario;
 
 /// More than this does not fit the memory of a laptop.
 const NODES_MAX: usize = 10_000;
@@ -52,6 +55,12 @@ pub(crate) struct Args {
     /// maxParallelUpgrades of the policy; 0 sets no limit, maxUnavailable 25% still does [default: a sixth of the nodes]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = max_parallel)]
     max_parallel: Option<u32>,
+    /// What happens in it; --list tells more
+    #[arg(long, value_enum, value_name = "NAME", default_value_t, hide_possible_values = true)]
+    scenario: Scenario,
+    /// Say what scenarios there are
+    #[arg(long)]
+    list: bool,
     /// Print the figures as one JSON object at the end and nothing else; instant unless --speed is given
     #[arg(short, long, value_enum)]
     output: Option<Output>,
@@ -74,10 +83,15 @@ fn max_parallel(text: &str) -> Result<u32, String> {
 
 /// Runs the demo and shows it.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.list {
+        std::io::stdout().lock().write_all(scenario::list().as_bytes())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let stopwatch = Stopwatch::start();
     let a_sixth = || u32::try_from(args.nodes.div_ceil(6)).unwrap_or(u32::MAX);
     let max_parallel = args.max_parallel.unwrap_or_else(a_sixth);
-    let mut story = Story { nodes: args.nodes, seed: args.seed, max_parallel, speed: args.speed };
+    let Args { nodes, seed, speed, scenario, .. } = *args;
+    let mut story = Story { nodes, seed, max_parallel, speed, scenario };
     if story.speed.is_none() && !args.instant && args.output.is_none() {
         story.speed = Some(story.usual_speed());
     }

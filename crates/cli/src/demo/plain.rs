@@ -5,7 +5,7 @@ use std::sync::mpsc::RecvError;
 
 use pitcrew_core::contract::State;
 
-use super::record::Transition;
+use super::record::{Decision, Transition};
 use super::run::{Ending, FROM, Show, Story, TO, Update, broke_off};
 use crate::text::{clock, grouped};
 
@@ -21,6 +21,7 @@ pub(super) fn show(show: &Show, story: &Story, out: &mut impl Write) -> anyhow::
         match show.updates.recv().map_err(|RecvError| broke_off())? {
             Update::Begins => lines.begin()?,
             Update::Moved(transition) => lines.moved(&transition)?,
+            Update::Decided(decision) => lines.decided(&decision)?,
             Update::View(_) => {}
             Update::Ended(result) => return result.map(Ending::Played),
         }
@@ -48,6 +49,11 @@ impl<'a, W: Write> Lines<'a, W> {
             "{} GPU nodes on driver {FROM}; the policy now asks for {TO}",
             grouped(self.nodes)
         )?;
+        self.out.flush()
+    }
+
+    fn decided(&mut self, decision: &Decision) -> io::Result<()> {
+        writeln!(self.out, "{:>7}  {}", clock(decision.at), decision.what)?;
         self.out.flush()
     }
 

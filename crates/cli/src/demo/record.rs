@@ -5,9 +5,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use jiff::Timestamp;
+use pitcrew_core::api::StagePhase;
 use pitcrew_core::contract::State;
 use pitcrew_core::names::NodeName;
-use pitcrew_core::plan::{Ledger, Plan, Verdict};
+use pitcrew_core::plan::{Ledger, Plan, PoolPlan, Verdict};
 use pitcrew_core::reason::Kind;
 use pitcrew_core::snapshot::Snapshot;
 use pitcrew_core::version::DriverVersion;
@@ -80,6 +81,15 @@ impl Transition {
     }
 }
 
+/// Something was decided about a rollout.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Decision {
+    /// Seconds since the version was changed.
+    pub(super) at: i64,
+    /// What, and why.
+    pub(super) what: String,
+}
+
 /// How long visits took, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Visits {
@@ -125,6 +135,16 @@ pub(super) struct Record {
     pub(super) recent: VecDeque<Transition>,
     pub(super) visits: Visits,
     pub(super) tally: Tally,
+    /// How many nodes were ever on a visit.
+    pub(super) visited: usize,
+    /// A stage is watched at work, and nothing moves.
+    pub(super) is_quiet: bool,
+    /// Where nodes go if the target is taken back.
+    back_to: Option<DriverVersion>,
+    /// The target was asked for by everybody who has to know.
+    met_target: bool,
+    /// How many decisions of each rollout were told.
+    told: BTreeMap<String, usize>,
 }
 
 impl Record {
@@ -137,6 +157,43 @@ impl Record {
             recent: VecDeque::new(),
             visits: Visits::default(),
             tally: Tally::default(),
+            visited: 0,
+            is_quiet: false,
+            back_to: None,
+            met_target: false,
+            told: BTreeMap::new(),
+        }
+    }
+
+    /// It ends on this version, which may be the one before.
+    pub(super) fn ending_on(self, version: DriverVersion) -> Self {
+        Self { back_to: Some(version).filter(|version| *version != self.target), ..self }
+    }
+
+    /// What was decided since the last time.
+    pub(super) fn news(&mut self, snapshot: &Snapshot) -> Vec<Decision> {
+        let mut news = Vec::new();
+        // A decision of this pass: the API keeps whole seconds, and would have it before what led to it.
+        for (name, rollout) in &snapshot.rollouts {
+            let timeline =
+                rollout.status.as_ref().map(|status| status.timeline.as_slice()).unwrap_or_default();
+            let told = self.told.entry(name.clone()).or_default();
+            news.extend(timeline.iter().skip(*told).map(|entry| Decision {
+                at: snapshot.now.duration_since(self.began).as_secs(),
+                what: entry.what.clone(),
+            }));
+            *told = timeline.len();
+        }
+        news
+    }
+
+    /// A version that was taken back is not the target any more.
+    fn follow(&mut self, pool: &PoolPlan) {
+        self.met_target |= pool.version.as_ref() == Some(&self.target);
+        if self.met_target
+            && let Some(version) = self.back_to.take_if(|version| pool.version.as_ref() == Some(version))
+        {
+            self.target = version;
         }
     }
 
@@ -146,6 +203,7 @@ impl Record {
         if !self.nodes.keys().eq(pool.nodes.keys()) {
             self.meet(pool.nodes.iter(), snapshot.now);
         }
+        self.follow(pool);
         let on_target = pool.version.as_ref() == Some(&self.target);
         let mut tally = Tally::default();
         for ((name, verdict), seen) in pool.nodes.iter().zip(self.nodes.values_mut()) {
@@ -155,6 +213,7 @@ impl Record {
             }
             let before = *seen;
             seen.enter(verdict, name, snapshot);
+            self.visited += usize::from(verdict.state == State::CordonRequired && before.visit.is_none());
             if verdict.state == State::UpgradeDone
                 && let Some(visit) = before.visit
             {
@@ -170,6 +229,8 @@ impl Record {
             }
         }
         self.tally = tally;
+        let bakes = pool.stages.iter().any(|stage| stage.phase == StagePhase::Baking);
+        self.is_quiet = bakes && tally.moving == 0;
     }
 
     /// The nodes are others than before: those that are new begin now, in the state they have.

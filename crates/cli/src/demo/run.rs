@@ -28,7 +28,8 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::record::{Record, Tally, Transition, Visits};
+use super::record::{Decision, Record, Tally, Transition, Visits};
+use super::scenario::Scenario;
 use super::summary::{Figures, VisitSeconds, tenths};
 use super::view::View;
 use super::witness::Witness;
@@ -41,9 +42,11 @@ pub(super) const TO: &str = "565.57.01";
 /// `maxUnavailable` of the policy, in percent.
 const UNAVAILABLE_PERCENT: u32 = 25;
 /// A visit takes about so long with `Timing::real`; measured.
-const VISIT_SECONDS: f64 = 180.0;
+const VISIT: Duration = Duration::from_mins(3);
 /// As long as somebody likes to watch.
 const USUAL_REAL_SECONDS: f64 = 30.0;
+/// While nothing moves, two days take six seconds.
+const QUIET_SPEED: f64 = 28_800.0;
 /// The steps in which virtual time follows real time: four to a frame.
 const STEP: Duration = Duration::from_millis(25);
 /// Up to here a view of every pass costs nothing that shows, and the last pass before a quiet time is shown for sure.
@@ -62,6 +65,7 @@ pub(super) struct Story {
     pub(super) max_parallel: u32,
     /// Virtual seconds per real second; `None`: as fast as the machine.
     pub(super) speed: Option<f64>,
+    pub(super) scenario: Scenario,
 }
 
 impl Story {
@@ -71,15 +75,15 @@ impl Story {
         parallel.min(Amount::Percent(UNAVAILABLE_PERCENT).of(self.nodes)).max(1)
     }
 
-    /// About how many virtual seconds the upgrade takes.
-    fn expected_seconds(&self) -> f64 {
+    /// About how long it takes in virtual time, and for how long of that nothing moves.
+    fn expected(&self) -> (Duration, Duration) {
         let waves = u32::try_from(self.nodes.div_ceil(self.at_most())).unwrap_or(u32::MAX);
-        f64::from(waves) * VISIT_SECONDS
+        self.scenario.takes(VISIT.saturating_mul(waves), VISIT)
     }
 
     /// The speed at which the whole takes about half a minute.
     pub(super) fn usual_speed(&self) -> f64 {
-        (self.expected_seconds() / USUAL_REAL_SECONDS).max(1.0)
+        (self.expected().0.as_secs_f64() / USUAL_REAL_SECONDS).max(1.0)
     }
 
     fn fleet(&self) -> Fleet {
@@ -87,7 +91,7 @@ impl Story {
         fleet.upgrade_policy["autoUpgrade"] = json!(true);
         fleet.upgrade_policy["maxParallelUpgrades"] = json!(self.max_parallel);
         fleet.upgrade_policy["maxUnavailable"] = json!(format!("{UNAVAILABLE_PERCENT}%"));
-        fleet
+        self.scenario.stage(fleet)
     }
 }
 
@@ -97,6 +101,8 @@ pub(super) enum Update {
     Begins,
     /// A node went on.
     Moved(Transition),
+    /// Something was decided about the rollout.
+    Decided(Decision),
     /// How things stand: after somebody asked, and at the end.
     View(Box<View>),
     /// It is over.
@@ -175,7 +181,8 @@ impl Stage {
     }
 
     async fn upgrade(&self) -> anyhow::Result<Figures> {
-        let behaviour = Behaviour::default().with_timing(Timing::real());
+        let scenario = self.story.scenario;
+        let behaviour = scenario.behaviour(Behaviour::default().with_timing(Timing::real()));
         let cluster = Cluster::embedded(&self.story.fleet(), self.story.seed, behaviour).await?;
         let Some(api) = &cluster.api else { bail!("the cluster is not embedded") };
         let mut witness = Witness::start(api, &cluster.admin);
@@ -189,13 +196,16 @@ impl Stage {
             .context("the fleet did not come up on its first driver")??;
         let began = cluster.clock.now();
         witness.begin();
-        *lock(&record) = Record::begin(TO.parse()?, began);
+        *lock(&record) = Record::begin(TO.parse()?, began).ending_on(scenario.ends_on().parse()?);
         tally.send_replace(Tally::default());
         let _ = self.updates.send(Update::Begins);
         cluster.set_driver_version(TO).await.context("cannot change the driver version")?;
-        let pace =
-            self.story.speed.map(|speed| tokio::spawn(pace(speed, cluster.clock.clone(), self.now.clone())));
-        let patience = PATIENCE + Duration::from_secs_f64(10.0 * self.story.expected_seconds());
+        let pace = self
+            .story
+            .speed
+            .map(|speed| tokio::spawn(pace(speed, cluster.clock.clone(), self.now.clone(), record.clone())));
+        let (moves, stands_still) = self.story.expected();
+        let patience = PATIENCE + 10 * moves + 2 * stands_still;
         let over = tokio::select! {
             over = timeout(patience, progress.wait_for(|tally| tally.is_over())) => over.is_ok(),
             ended = &mut controller => { ended??; bail!("the controller ended by itself") }
@@ -218,6 +228,9 @@ impl Stage {
             record.see(snapshot, plan, |transition| {
                 let _ = updates.send(Update::Moved(transition.clone()));
             });
+            for decision in record.news(snapshot) {
+                let _ = updates.send(Update::Decided(decision));
+            }
             now.store(snapshot.now.as_millisecond(), Ordering::Relaxed);
             let news = record.tally;
             let changed = tally.send_if_modified(|tally| std::mem::replace(tally, news) != news);
@@ -248,6 +261,8 @@ impl Stage {
             nodes: self.story.nodes,
             from: FROM.to_owned(),
             to: TO.to_owned(),
+            ends_on: self.story.scenario.ends_on().to_owned(),
+            visited: record.visited,
             seed: self.story.seed,
             max_parallel_upgrades: self.story.max_parallel,
             max_unavailable: format!("{UNAVAILABLE_PERCENT}%"),
@@ -298,12 +313,14 @@ fn lock(record: &Mutex<Record>) -> std::sync::MutexGuard<'_, Record> {
 }
 
 /// Holds virtual time back to `speed` times real time. The wait blocks the runtime on purpose: its clock must stand.
-async fn pace(speed: f64, clock: Clock, now: Arc<AtomicI64>) {
-    let (real, began) = (Stopwatch::start(), Instant::now());
+async fn pace(speed: f64, clock: Clock, now: Arc<AtomicI64>, record: Arc<Mutex<Record>>) {
+    let (real, mut due) = (Stopwatch::start(), Duration::ZERO);
     loop {
+        let speed = if lock(&record).is_quiet { QUIET_SPEED.max(speed) } else { speed };
+        let step = Instant::now();
         sleep(STEP.mul_f64(speed)).await;
         now.store(clock.now().as_millisecond(), Ordering::Relaxed);
-        let due = began.elapsed().div_f64(speed);
+        due += step.elapsed().div_f64(speed);
         std::thread::sleep(due.saturating_sub(real.elapsed()));
     }
 }

@@ -34,7 +34,7 @@ const SHORT: usize = 16;
 const FLEET_LINES_MAX: usize = 10;
 /// All states that last fit into it.
 const STATE_WIDTH: usize = 21;
-/// Title, bar, limits and a blank line.
+/// Title, bar, limits and what the rollout is about.
 const HEAD_LINES: usize = 4;
 /// The groups of those that wait and those that are done, and a blank line.
 const GROUP_LINES: usize = 3;
@@ -147,7 +147,10 @@ impl Page<'_> {
 
     fn top(&self) -> Vec<Line<'static>> {
         let room = self.height.saturating_sub(self.bottom_lines());
-        let mut lines = vec![self.title(), self.bar(), self.limits(), Line::default()];
+        let headline =
+            self.view.headline.as_ref().map(|what| format!(" {}", fit(what, self.width.saturating_sub(2))));
+        let headline = Line::from(headline.unwrap_or_default()).style(Style::new().bold());
+        let mut lines = vec![self.title(), self.bar(), self.limits(), headline];
         lines.extend(self.table(room.saturating_sub(HEAD_LINES + self.fleet_lines())));
         if self.fleet_lines() > 0 {
             lines.push(Line::default());

@@ -12,8 +12,9 @@ const TROUBLES_MAX: usize = 5;
 
 /// What to do next: only things that exist.
 const TRY: &str = "  \
-  try: pitcrew demo --nodes 1000 --instant    as fast as this machine can
-       pitcrew demo --max-parallel 0          only maxUnavailable limits
+  try: pitcrew demo --scenario bad-driver     a driver that breaks its canary
+       pitcrew demo --scenario canary         one node first, two days of bake, then the others
+       pitcrew demo --nodes 1000 --instant    as fast as this machine can
        docs/quickstart.md                     the same on your cluster
 ";
 
@@ -24,6 +25,10 @@ pub(super) struct Figures {
     pub(super) nodes: usize,
     pub(super) from: String,
     pub(super) to: String,
+    /// The version on which it was to end: the one before, where that is what the scenario is about.
+    pub(super) ends_on: String,
+    /// Nodes that were taken out for the driver.
+    pub(super) visited: usize,
     pub(super) seed: u64,
     pub(super) max_parallel_upgrades: u32,
     pub(super) max_unavailable: String,
@@ -70,10 +75,10 @@ pub(super) struct VisitSeconds {
 }
 
 impl Figures {
-    /// Every node is done on the new version and back in service, and no limit was ever exceeded.
+    /// Every node is done on the version that is meant and back in service, and no limit was ever exceeded.
     pub(super) fn succeeded(&self) -> bool {
         self.done == self.nodes
-            && self.on_new_version() == self.nodes
+            && self.on_their_version() == self.nodes
             && self.out_at_end == 0
             && self.kept_limit()
     }
@@ -82,8 +87,8 @@ impl Figures {
         self.most_out <= self.limit
     }
 
-    fn on_new_version(&self) -> usize {
-        self.drivers_ready.get(&self.to).copied().unwrap_or_default()
+    fn on_their_version(&self) -> usize {
+        self.drivers_ready.get(&self.ends_on).copied().unwrap_or_default()
     }
 }
 
@@ -94,7 +99,7 @@ pub(super) fn tenths(number: f64) -> f64 {
 
 /// The summary.
 pub(super) fn text(figures: &Figures, colours: bool) -> String {
-    let Figures { nodes, to, .. } = figures;
+    let Figures { nodes, to, ends_on, visited, .. } = figures;
     let glyph = match (figures.succeeded(), colours) {
         (true, true) => "\x1b[32m✔\x1b[0m",
         (true, false) => "✔",
@@ -106,12 +111,16 @@ pub(super) fn text(figures: &Figures, colours: bool) -> String {
     let seconds = figures.virtual_seconds.round() as i64;
     let _ = writeln!(
         text,
-        "{glyph} {} of {} nodes on {to} in {} (virtual), {} s real",
-        grouped(figures.on_new_version()),
+        "{glyph} {} of {} nodes on {ends_on} in {} (virtual), {} s real",
+        grouped(figures.on_their_version()),
         grouped(nodes),
         clock(seconds),
         figures.real_seconds
     );
+    if to != ends_on {
+        let touched = count(*visited as u64, "node");
+        let _ = writeln!(text, "  {to} was taken back: {touched} had seen it, the others were never touched");
+    }
     let writes = format!("{} ({} per node)", count(figures.writes, "API write"), figures.writes_per_node);
     let _ = writeln!(text, "  {} · {writes}", limits(figures));
     #[expect(clippy::cast_possible_truncation, reason = "seconds of a visit")]
@@ -163,6 +172,7 @@ mod tests {
         Figures {
             nodes: 24,
             to: "565.57.01".to_owned(),
+            ends_on: "565.57.01".to_owned(),
             virtual_seconds: 1265.2,
             real_seconds: 30.1,
             done: 24,

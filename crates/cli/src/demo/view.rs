@@ -3,6 +3,7 @@
 //! Moments stay moments here; drawing turns them into "for 0:21", so a screen ticks on between two passes.
 
 use jiff::{SignedDuration, Timestamp};
+use pitcrew_core::api::StagePhase;
 use pitcrew_core::contract::State;
 use pitcrew_core::names::NodeName;
 use pitcrew_core::plan::{Ledger, Plan, PoolPlan, Verdict};
@@ -11,6 +12,7 @@ use pitcrew_core::snapshot::Snapshot;
 use pitcrew_core::version::DriverVersion;
 
 use super::record::{Place, Record, Tally, Transition, place};
+use crate::status::baking;
 
 /// More rows than any terminal has; a fleet may have more nodes in trouble.
 const ROWS_MAX: usize = 60;
@@ -42,6 +44,8 @@ pub(super) struct View {
     pub(super) waiting: Vec<usize>,
     /// All that are done.
     pub(super) done: Vec<usize>,
+    /// What the rollout is about now.
+    pub(super) headline: Option<String>,
     /// What happened last, newest first.
     pub(super) recent: Vec<Transition>,
 }
@@ -124,11 +128,32 @@ impl View {
             next: waiting.iter().take(ROWS_MAX).filter_map(|index| row(*index)).collect(),
             waiting,
             done,
+            headline: headline(snapshot, pool),
             recent: record.recent.iter().cloned().collect(),
             names,
             places,
         })
     }
+}
+
+/// A version that is taken back, or the stage that is open.
+fn headline(snapshot: &Snapshot, pool: &PoolPlan) -> Option<String> {
+    let of_pool = snapshot.rollouts.values().filter(|rollout| rollout.spec.policy == pool.name.as_str());
+    let newest = of_pool.max_by_key(|rollout| rollout.version)?;
+    if let Some(back) = newest.status.as_ref().and_then(|status| status.rollback.as_ref()) {
+        return Some(back.says());
+    }
+    if let Some(earlier) = &newest.spec.rollback_of {
+        let version = newest.spec.version.as_deref().unwrap_or("the version before");
+        return Some(format!("back to {version}, because of rollout {earlier}"));
+    }
+    let stage = pool.stages.iter().find(|stage| stage.phase != StagePhase::Passed)?;
+    let doing = match stage.phase {
+        StagePhase::Baking => baking(stage.bake.as_ref()),
+        StagePhase::Failed | StagePhase::Spoiled => "failed".to_owned(),
+        _ => "under way".to_owned(),
+    };
+    Some(format!("stage {}: {doing}", stage.name))
 }
 
 impl Row {

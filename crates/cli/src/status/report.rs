@@ -101,6 +101,12 @@ pub(crate) struct RolloutReport {
     pub(crate) started_at: Option<Timestamp>,
     pub(crate) finished_at: Option<Timestamp>,
     pub(crate) aborted: bool,
+    /// The rollout whose version this one takes back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rollback_of: Option<String>,
+    /// Its own version is taken back: by whom, why, and what a person has to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rollback: Option<String>,
 }
 
 /// How many nodes are where. Each node counts once.
@@ -319,6 +325,8 @@ fn rollout(snapshot: &Snapshot, pool: &Pool, plan: &PoolPlan) -> Option<RolloutR
         started_at: status.started_at.map(|time| time.0),
         finished_at: status.finished_at.map(|time| time.0),
         aborted: rollout.spec.abort,
+        rollback_of: rollout.spec.rollback_of.clone(),
+        rollback: status.rollback.map(|back| back.says()),
     })
 }
 

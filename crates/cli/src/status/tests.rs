@@ -61,6 +61,8 @@ fn pool(phase: Phase, nodes: Vec<NodeReport>) -> PoolReport {
             started_at: Some(ago(700)),
             finished_at: None,
             aborted: false,
+            rollback_of: None,
+            rollback: None,
         }),
         stages: vec![],
         counts: Counts {

@@ -82,6 +82,9 @@ fn pool(pool: &PoolReport, running: bool, pen: &Pen) -> String {
         text += &pen.style.fold("  ", &limits(&pool.limits), INDENT);
     }
     text += &stages(pool, pen);
+    if let Some(back) = pool.rollout.as_ref().and_then(|rollout| rollout.rollback.as_ref()) {
+        text += &pen.style.fold(&format!("  {} ", pen.style.glyph(Kind::Failed)), back, INDENT + 2);
+    }
     if pool.phase == Phase::Paused {
         let resume = format!("autoUpgrade is false; go on with: pitcrew resume {}", pool.name);
         text += &pen.style.fold(&format!("  {} ", pen.style.glyph(Kind::Paused)), &resume, INDENT + 2);
@@ -146,7 +149,8 @@ fn origin(pool: &PoolReport, times: &Times) -> String {
     let aborted = if rollout.aborted { ", aborted" } else { "" };
     let since = rollout.started_at.map(|at| format!(" since {} ({})", times.at(at), times.span(at)));
     let since = since.filter(|_| rollout.finished_at.is_none()).unwrap_or_default();
-    format!("{}, rollout {}{since}{aborted}", pool.policy, rollout.name)
+    let back = rollout.rollback_of.as_ref().map(|of| format!(", the way back from {of}")).unwrap_or_default();
+    format!("{}, rollout {}{since}{back}{aborted}", pool.policy, rollout.name)
 }
 
 /// One line for each stage: how many, and what it is doing.
@@ -178,7 +182,7 @@ fn stages(pool: &PoolReport, pen: &Pen) -> String {
 }
 
 /// `baking, 31 h 20 m of 48 h`.
-fn baking(bake: Option<&BakeStatus>) -> String {
+pub(crate) fn baking(bake: Option<&BakeStatus>) -> String {
     let span = |seconds: i64| {
         let (hours, minutes) = (seconds / 3600, seconds % 3600 / 60);
         match (hours, minutes) {

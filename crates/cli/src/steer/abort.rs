@@ -69,7 +69,9 @@ pub(super) fn choose<'a>(
 /// Whether there is something left to abort, or to go on with.
 fn is_open(rollout: &Rollout, undo: bool) -> bool {
     match rollout.status.as_ref().map(|status| status.phase) {
-        Some(RolloutPhase::Done | RolloutPhase::Failed | RolloutPhase::Superseded) => false,
+        Some(
+            RolloutPhase::Done | RolloutPhase::Failed | RolloutPhase::Superseded | RolloutPhase::RolledBack,
+        ) => false,
         Some(RolloutPhase::Aborted) => undo,
         _ => true,
     }

@@ -1,13 +1,14 @@
 //! What each command changes, what it says, and that bad input changes nothing.
 
 use kube::ResourceExt as _;
-use pitcrew_core::api::Rollout;
+use pitcrew_core::api::{Rollout, RolloutPhase};
 use pitcrew_core::contract::{CANARY_LABEL, State, nvsentinel};
 use pitcrew_sim::actors::{Behaviour, Fault, Nodes, Timing};
 use pitcrew_sim::fleet::Fleet;
 use serde_json::json;
 
 use super::*;
+use crate::reading::Reading;
 use crate::tests::{Stage, play, told};
 
 const NEW: &str = "565.57.01";
@@ -213,6 +214,37 @@ fn a_health_hold_is_set_and_given_back_with_what_was_there_before() {
         told.push(steer(stage, false, |look| Ok(health_hold::release(look, &target)?.steps)).await);
         assert_eq!(value("gpu-01").await.as_deref(), Some("true"), "what was there before");
         assert_eq!(value("gpu-02").await.as_deref(), Some("false"), "somebody else's");
+        insta::assert_snapshot!(told.join("\n"));
+    });
+}
+
+#[test]
+fn a_version_is_taken_back_and_cleared_in_somebodys_name() {
+    let fast = Behaviour::default();
+    play(&fleet(), fast, async |stage| {
+        let wish = |rollout| rollback::Wish { rollout, by: "mei", why: Some("jobs are slow") };
+        let take_back = async |rollout: Option<&'static str>| {
+            steer(stage, false, |look| rollback::take_back(look, &wish(rollout), look.snapshot.now)).await
+        };
+        let clear = async |rollout: Option<&'static str>| {
+            steer(stage, false, |look| rollback::clear(look, &wish(rollout), look.snapshot.now)).await
+        };
+        let mut told = vec![take_back(None).await, clear(None).await];
+        stage.cluster.set_driver_version(NEW).await.unwrap();
+        let phase = |reading: &Reading<'_>, name: &str| {
+            reading.snapshot.rollouts.get(name)?.status.as_ref().map(|status| status.phase)
+        };
+        let done = |reading: &Reading<'_>| phase(reading, "cluster-policy-1") == Some(RolloutPhase::Done);
+        stage.until("it is done", done).await;
+        told.push(clear(Some("cluster-policy-1")).await);
+        told.push(take_back(Some("cluster-policy-9")).await);
+        told.push(take_back(None).await);
+        told.push(take_back(Some("cluster-policy-1")).await);
+        let back = |reading: &Reading<'_>| phase(reading, "cluster-policy-2") == Some(RolloutPhase::Done);
+        stage.until("all nodes are back", back).await;
+        told.push(take_back(Some("cluster-policy-2")).await);
+        told.push(clear(None).await);
+        told.push(clear(Some("cluster-policy-1")).await);
         insta::assert_snapshot!(told.join("\n"));
     });
 }

@@ -54,9 +54,9 @@ pub struct RollbackStatus {
 
 impl RollbackStatus {
     /// What there is to say about it.
-    pub fn says(&self) -> Option<String> {
+    pub fn says(&self) -> String {
         let what = self.message.as_ref().map(|what| format!("; {what}")).unwrap_or_default();
-        Some(format!("taken back by {}: {}{what}", self.by, self.why))
+        format!("taken back by {}: {}{what}", self.by, self.why)
     }
 }
 

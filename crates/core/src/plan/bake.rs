@@ -91,7 +91,8 @@ fn spoiled(view: &View<'_>, bake: &Bake, before: &BakeStatus, nodes: &[&Member<'
         let same_boot = boots.is_none_or(|boot| boot == &*member.node.boot_id);
         // In a crash loop it does not even run.
         let loops = |pod: &Pod| !pod.ready && pod.trouble.as_ref().is_some_and(Trouble::is_serious);
-        let again = |pod: &Pod| pod.restarts > 0 && (pod.started > Some(before.since.0) || loops(pod));
+        // The API tells whole seconds: one that restarts in the very first counts.
+        let again = |pod: &Pod| pod.restarts > 0 && (pod.started >= Some(before.since.0) || loops(pod));
         same_boot && member.pod.is_some_and(again)
     };
     let restarts: Vec<&&Member<'_>> = nodes.iter().filter(restarted).collect();

@@ -11,7 +11,7 @@ use super::pool::daemon_sets;
 use super::rollout::{has_target, may_write, name, newest, rollouts};
 use super::{Plan, PoolPlan};
 use crate::action::{Action, PutBack};
-use crate::api::{OnFailure, Previous, RollbackStatus, RolloutStatus, stamp};
+use crate::api::{OnFailure, Previous, RollbackStatus, stamp};
 use crate::names::RevisionHash;
 use crate::policy::{Pool, Source};
 use crate::reason::Reason;
@@ -34,25 +34,14 @@ pub(super) struct Wanted<'a> {
     pub(super) version: Option<&'a DriverVersion>,
 }
 
-/// Something went wrong with the version of a rollout, or a person has had enough of it.
-fn went_wrong(rollout: &Rollout) -> bool {
-    let status = rollout.status.as_ref();
-    let bad = |status: &RolloutStatus| status.stages.iter().any(|stage| stage.phase.is_bad());
-    is_taken_back(rollout) || status.is_some_and(bad)
-}
-
-fn is_taken_back(rollout: &Rollout) -> bool {
-    rollout.spec.rollback.is_some() || rollout.status.as_ref().is_some_and(|status| status.rollback.is_some())
-}
-
 /// A person has cleared it after it went wrong: its target begins anew, in another rollout.
 pub(super) fn is_spent(rollout: &Rollout) -> bool {
-    rollout.spec.cleared.is_some() && went_wrong(rollout)
+    rollout.spec.cleared.is_some() && rollout.went_wrong()
 }
 
 /// Nothing about it has to be remembered.
 pub(super) fn is_forgivable(rollout: &Rollout) -> bool {
-    !went_wrong(rollout) || rollout.spec.cleared.is_some()
+    !rollout.went_wrong() || rollout.spec.cleared.is_some()
 }
 
 /// The newest rollout because of which nobody may start towards what is wanted. A stage that failed in the rollout under
@@ -64,7 +53,7 @@ pub(super) fn condemned<'a>(
 ) -> Option<(u32, &'a Rollout)> {
     let newest = newest(snapshot, pool).map(|(number, _)| number);
     let found = rollouts(snapshot, pool).filter(|(number, rollout)| {
-        let holds = if Some(*number) == newest { is_taken_back(rollout) } else { went_wrong(rollout) };
+        let holds = if Some(*number) == newest { rollout.is_taken_back() } else { rollout.went_wrong() };
         holds && rollout.spec.cleared.is_none() && speaks_of(rollout, wanted)
     });
     found.max_by_key(|(number, _)| *number)
@@ -103,7 +92,7 @@ pub(super) fn taken_back(snapshot: &Snapshot, pool: &Pool, wanted: Wanted<'_>) -
     let same_version =
         wanted.version.is_some() && parsed(previous.version.as_deref()).as_ref() == wanted.version;
     let goes_back = is_same(&previous.target, wanted.target) || same_version;
-    (is_taken_back(rollout) && !has_target(rollout, wanted.target) && goes_back).then_some(number)
+    (rollout.is_taken_back() && !has_target(rollout, wanted.target) && goes_back).then_some(number)
 }
 
 fn is_same(recorded: &BTreeMap<String, String>, target: &BTreeMap<String, RevisionHash>) -> bool {
@@ -258,6 +247,10 @@ fn put_version_back(
             "{source} is managed by {owner}, which would undo any change here; {} there",
             by_hand(to)
         ));
+    }
+    // Its tags say more than its version does.
+    if matches!(source, Source::NicClusterPolicy(_)) {
+        return Err(format!("pitcrew does not write NicClusterPolicies; {}", by_hand(to)));
     }
     let from = snapshot.sources.version_of(source).unwrap_or_default();
     if parsed(Some(from)).is_some_and(|from| Some(from) == parsed(Some(to))) {

@@ -150,7 +150,7 @@ fn set_again(snapshot: &Snapshot, pool: &Pool, name: &str, rollout: &Rollout, pl
     };
     let Some(back) = back else { return };
     let phase = if back.message.is_some() { RolloutPhase::Halted } else { RolloutPhase::RollingBack };
-    let status = RolloutStatus { phase, message: back.says(), rollback: Some(back), ..said.clone() };
+    let status = RolloutStatus { phase, message: Some(back.says()), rollback: Some(back), ..said.clone() };
     if *said != status && may_write(snapshot, &Object::Rollout(name.to_owned()), plan) {
         plan.actions.push(say(snapshot, name, with_timeline(Some(said), status, rollout, snapshot.now)));
     }
@@ -318,7 +318,7 @@ fn status(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, rollout: &Rollout) 
         timeline: said.map(|said| said.timeline.clone()).unwrap_or_default(),
         message: rollback
             .as_ref()
-            .and_then(RollbackStatus::says)
+            .map(RollbackStatus::says)
             .or_else(|| open.and_then(|stage| stage.message.clone()))
             .or_else(|| {
                 let (failed, limit) = (done.ledger.failed, done.ledger.max_failed);

@@ -16,8 +16,11 @@ mod machines;
 mod network;
 mod policies;
 mod reported;
+mod rollbacks;
 mod stages;
 
+/// What fleets run at first.
+const OLD: &str = "535.104.05";
 const NEW: &str = "565.57.01";
 const NEWER: &str = "570.86.10";
 const SKIP_LABEL: &str = "nvidia.com/gpu-driver-upgrade.skip";
@@ -33,6 +36,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(clients::all());
     all.extend(network::all());
     all.extend(stages::all());
+    all.extend(rollbacks::all());
     all
 }
 

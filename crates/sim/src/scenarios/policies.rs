@@ -81,7 +81,7 @@ fn forced() -> Fleet {
     fleet(1).with_upgrade_policy(policy)
 }
 
-async fn patch_driver(stage: &Stage, name: &str, spec: Value) -> Outcome {
+pub(super) async fn patch_driver(stage: &Stage, name: &str, spec: Value) -> Outcome {
     let api: Api<DynamicObject> = Api::all_with(stage.cluster().admin.clone(), &nvidia_driver_kind());
     api.patch(name, &PatchParams::default(), &Patch::Merge(json!({"spec": spec}))).await?;
     Ok(())

@@ -8,7 +8,8 @@ use pitcrew_core::contract::{CANARY_LABEL, State};
 use serde_json::{Value, json};
 
 use super::reported::{broken, embedded};
-use super::{NEW, fleet, in_service, scenario};
+use super::rollbacks::word;
+use super::{NEW, OLD, fleet, in_service, scenario};
 use crate::actors::{Fault, Nodes};
 use crate::fleet::Fleet;
 use crate::scenario::{Outcome, Scenario, Stage, must};
@@ -23,8 +24,21 @@ pub(super) fn all() -> Vec<Scenario> {
         },
         Scenario {
             behaviour: broken(Nodes::Named(CANARY.to_owned()), Fault::CrashLoop),
-            policy: Some(staged(&json!({"bake": {"duration": "3s"}}))),
+            policy: Some(left_to_people(&json!({"bake": {"duration": "3s"}}))),
             ..scenario("a-canary-that-fails-stops-everything", labelled(), |s| halts(s).boxed())
+        },
+        Scenario {
+            behaviour: broken(Nodes::Named(CANARY.to_owned()), Fault::CrashLoop),
+            policy: Some(staged(&json!({"bake": {"duration": "3s"}}))),
+            ..scenario("a-canary-that-fails-is-taken-back", labelled(), |s| fails(s).boxed())
+        },
+        Scenario {
+            policy: Some(staged(&json!({"bake": {"duration": "10m"}}))),
+            ..scenario("a-version-that-breaks-in-the-bake-is-taken-back", labelled(), |s| breaks(s).boxed())
+        },
+        Scenario {
+            policy: Some(half_of_them()),
+            ..scenario("a-person-takes-a-version-back-half-way", labelled(), |s| half_way(s).boxed())
         },
         Scenario {
             policy: Some(staged(&json!({"bake": {"duration": "0s"}, "promotion": "Manual"}))),
@@ -49,6 +63,32 @@ fn staged(more: &Value) -> Value {
         "limits": {"driverReady": "5s"},
         "rollout": {"stages": [canary]},
     })
+}
+
+/// The same, where nobody but a person takes a version back.
+fn left_to_people(more: &Value) -> Value {
+    let mut policy = staged(more);
+    policy["rollout"]["onFailure"] = json!("Pause");
+    policy
+}
+
+/// Two nodes first, and then a person's word.
+fn half_of_them() -> Value {
+    let mut policy = staged(&json!({}));
+    let half = json!({"name": "half", "count": 2, "bake": {"duration": "0s"}, "promotion": "Manual"});
+    policy["rollout"]["stages"] = json!([half]);
+    policy
+}
+
+/// The version before is the target again, and every node runs it and is in service.
+async fn taken_back(stage: &mut Stage) -> Outcome {
+    stage.until_rollout("gpu-1", RolloutPhase::RolledBack).await?;
+    stage.until_rollout("gpu-2", RolloutPhase::Done).await?;
+    stage.until_done().await?;
+    for (node, version) in stage.driver_versions().await? {
+        must(version == OLD, || format!("{node} runs {version}"))?;
+    }
+    in_service(stage)
 }
 
 /// Nobody but the canary has been touched.
@@ -80,6 +120,30 @@ async fn halts(stage: &mut Stage) -> Outcome {
     stage.until_rollout("gpu-1", RolloutPhase::Halted).await?;
     stage.stands_still_for(Duration::from_secs(3)).await?;
     others_untouched(stage)
+}
+
+async fn fails(stage: &mut Stage) -> Outcome {
+    stage.set_version(NEW).await?;
+    taken_back(stage).await?;
+    others_untouched(stage)
+}
+
+async fn breaks(stage: &mut Stage) -> Outcome {
+    canary_ends(stage, State::UpgradeDone).await?;
+    stage.until_rollout("gpu-1", RolloutPhase::Baking).await?;
+    stage.behaviour().restart_driver(CANARY);
+    taken_back(stage).await?;
+    others_untouched(stage)
+}
+
+/// Whoever leads then goes on with it.
+async fn half_way(stage: &mut Stage) -> Outcome {
+    stage.set_version(NEW).await?;
+    stage.until_rollout("gpu-1", RolloutPhase::AwaitingApproval).await?;
+    stage.patch_rollout("gpu-1", word()).await?;
+    stage.kill_controller().await;
+    stage.start_controller();
+    taken_back(stage).await
 }
 
 async fn approved(stage: &mut Stage) -> Outcome {

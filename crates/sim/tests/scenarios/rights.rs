@@ -21,6 +21,10 @@ struct Seen {
     refusals: BTreeMap<Use, &'static str>,
 }
 
+/// What only embedded scenarios use: the template of a DaemonSet that nobody renders is put back in one whose driver the
+/// checkers of audit logs do not know.
+const EMBEDDED_ONLY: [(&str, &str); 1] = [("patch", "daemonsets")];
+
 static SEEN: Mutex<Seen> =
     Mutex::new(Seen { scenarios: 0, uses: BTreeSet::new(), refusals: BTreeMap::new() });
 
@@ -144,6 +148,8 @@ pub(crate) fn scenarios_seen() -> usize {
 pub(crate) fn check() -> Result<(), Failed> {
     let (seen, grants) = (seen(), grants()?);
     let unused = grants.iter().filter(|grant| !seen.uses.iter().any(|used| grant.allows(used)));
+    let elsewhere = |grant: &&Grant| EMBEDDED_ONLY.contains(&(grant.verb.as_str(), grant.resource.as_str()));
+    let unused = unused.filter(|grant| !elsewhere(grant));
     let unused: Vec<String> = unused.map(|grant| format!("\n  {grant}")).collect();
     let refused = seen.refusals.iter().map(|(used, scenario)| {
         let Use { verb, group, resource, namespace, name } = used;

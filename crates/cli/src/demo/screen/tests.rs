@@ -93,6 +93,7 @@ fn middle() -> View {
         ],
         waiting: vec![19, 17, 18, 20, 21, 22, 23],
         done: (0..13).collect(),
+        headline: None,
         recent: vec![
             moved(698, "gpu-13", State::UpgradeDone, "visit 3:12"),
             moved(692, "gpu-17", State::ValidationRequired, "driver ready after 1:52"),

@@ -1,0 +1,101 @@
+//! The way back, from wherever a version may come: an operator's objects, or a template that nobody renders.
+
+use futures::FutureExt;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use kube::Api;
+use pitcrew_core::api::{DriverPolicy, Rollout, RolloutPhase};
+use serde_json::{Value, json};
+
+use super::policies::patch_driver;
+use super::reported::{embedded, spread};
+use super::{NEW, NEWER, OLD, fleet, in_service, scenario};
+use crate::actors::{GPU_PRESENT, NAMESPACE};
+use crate::fleet::Fleet;
+use crate::scenario::{Outcome, Scenario, Stage, must};
+
+const DRIVER: &str = "fpga-driver";
+const ALL: &str = "all";
+
+pub(super) fn all() -> Vec<Scenario> {
+    vec![
+        scenario("an-nvidiadriver-gets-its-version-back", one_driver(), |s| nvidia_driver(s).boxed()),
+        embedded(&[], "a-template-that-nobody-renders-is-put-back", spread(2, 1), |s| template(s).boxed()),
+        Scenario {
+            policy: Some(json!({"driver": {"name": "gpu"}, "rollout": {"historyLimit": 1}})),
+            ..scenario("old-rollouts-are-forgotten", spread(1, 1), |s| forgotten(s).boxed())
+        },
+    ]
+}
+
+/// What `pitcrew rollback` writes.
+pub(super) fn word() -> Value {
+    json!({"spec": {"rollback": {"by": "mei", "at": "2026-01-01T00:00:00Z", "why": "jobs are slow"}}})
+}
+
+async fn take_back(stage: &Stage, rollout: &str, way_back: &str) -> Outcome {
+    stage.patch_rollout(rollout, word()).await?;
+    stage.until_rollout(rollout, RolloutPhase::RolledBack).await?;
+    stage.until_rollout(way_back, RolloutPhase::Done).await
+}
+
+/// Two nodes of one NVIDIADriver.
+fn one_driver() -> Fleet {
+    fleet(2).with_nvidia_driver(ALL, json!({"version": OLD, "default": true}))
+}
+
+async fn nvidia_driver(stage: &mut Stage) -> Outcome {
+    patch_driver(stage, ALL, json!({"version": NEW})).await?;
+    stage.until_rollout("all-1", RolloutPhase::Done).await?;
+    take_back(stage, "all-1", "all-2").await?;
+    stage.until_done().await?;
+    let versions: Vec<String> = stage.driver_versions().await?.into_values().collect();
+    must(versions == [OLD, OLD], || format!("drivers are {versions:?}"))?;
+    in_service(stage)
+}
+
+/// A driver of another kind, whose DaemonSet is written by hand.
+async fn template(stage: &mut Stage) -> Outcome {
+    let labels = json!({"app": DRIVER});
+    let spec = json!({
+        "selector": {"matchLabels": labels},
+        "updateStrategy": {"type": "OnDelete"},
+        "template": {"metadata": {"labels": labels}, "spec": template_spec("1.0.0")},
+    });
+    stage
+        .create::<DaemonSet>(NAMESPACE, json!({"metadata": {"name": DRIVER, "labels": labels}, "spec": spec}))
+        .await?;
+    stage.until_pod(NAMESPACE, DRIVER).await?;
+    let policy = json!({
+        "driver": {"name": "fpga", "daemonSets": {"namespace": NAMESPACE, "selector": format!("app={DRIVER}")}},
+    });
+    stage.create::<DriverPolicy>("", json!({"metadata": {"name": "fpga"}, "spec": policy})).await?;
+    for (version, rollout) in [("2.0.0", "fpga-1"), ("3.0.0", "fpga-2")] {
+        let change = json!({"spec": {"template": {"spec": template_spec(version)}}});
+        stage.patch::<DaemonSet>(NAMESPACE, DRIVER, change).await?;
+        stage.until_rollout(rollout, RolloutPhase::Done).await?;
+    }
+    take_back(stage, "fpga-2", "fpga-3").await?;
+    let spec = Api::<DaemonSet>::namespaced(stage.cluster().admin.clone(), NAMESPACE)
+        .get(DRIVER)
+        .await?
+        .spec
+        .template
+        .spec;
+    let image = spec.and_then(|spec| spec.containers.into_iter().next()).and_then(|main| main.image);
+    must(image.as_deref() == Some("example.com/driver:2.0.0"), || format!("the template says {image:?}"))
+}
+
+async fn forgotten(stage: &mut Stage) -> Outcome {
+    for (version, rollout) in [(NEW, "gpu-1"), (NEWER, "gpu-2")] {
+        stage.set_version(version).await?;
+        stage.until_rollout(rollout, RolloutPhase::Done).await?;
+    }
+    let rollouts = Api::<Rollout>::all(stage.cluster().admin.clone());
+    let gone = async || Ok(rollouts.get_opt("gpu-1").await?.is_none().then_some(()));
+    stage.poll("the first rollout is forgotten", gone).await
+}
+
+fn template_spec(version: &str) -> Value {
+    let image = format!("example.com/driver:{version}");
+    json!({"nodeSelector": {GPU_PRESENT: "true"}, "containers": [{"name": "driver", "image": image}]})
+}
