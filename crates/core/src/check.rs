@@ -10,13 +10,13 @@ use std::fmt;
 use jiff::SignedDuration;
 
 use crate::action::{Action, DeleteWhy, NodePatch, PodRef, RestartDriver};
-use crate::api::Refresh;
+use crate::api::{Previous, Refresh, StagePhase};
 use crate::contract::{HEALTH_HOLD_ANNOTATION, State, VISIT_ANNOTATION};
 use crate::health::Shield;
 use crate::names::{NodeName, PoolName};
 use crate::plan::{Plan, PoolPlan, PoolStatus, uses_device};
-use crate::policy::{self, Policy, Pool};
-use crate::snapshot::{Node, Object, Pod, SetbackKind, Snapshot};
+use crate::policy::{self, Pick, Policy, Pool, Stage};
+use crate::snapshot::{Node, Object, Pod, Rollout, SetbackKind, Snapshot};
 use crate::visit::{Visit, Walk};
 
 /// A promise that an action would break.
@@ -49,6 +49,10 @@ pub enum Promise {
     StandsStill,
     /// S15: nothing starts outside of a window.
     InWindows,
+    /// S16: nothing starts before its stage is open.
+    InOpenStages,
+    /// S17: nothing starts towards a version that was taken back.
+    NotTakenBack,
 }
 
 impl fmt::Display for Promise {
@@ -61,6 +65,8 @@ impl fmt::Display for Promise {
             Promise::WholeAtoms => "S5 never start a part of an atom",
             Promise::StandsStill => "S9 never act in a paused or frozen pool",
             Promise::InWindows => "S15 never start outside of a window",
+            Promise::InOpenStages => "S16 never start a node before its stage is open",
+            Promise::NotTakenBack => "S17 never start towards a version that was taken back",
         })
     }
 }
@@ -104,6 +110,8 @@ pub fn violations(snapshot: &Snapshot, plan: &Plan) -> Vec<Violation> {
             report(Promise::NobodyOnTheDevice, under_work(snapshot, policy, &mine));
             report(Promise::WholeAtoms, parts_of_atoms(snapshot, policy, done, &mine));
             report(Promise::InWindows, out_of_hours(snapshot, policy, &mine));
+            report(Promise::InOpenStages, before_their_stage(snapshot, policy, done, &mine));
+            report(Promise::NotTakenBack, taken_back(snapshot, policy, done, &mine));
         }
     }
     found.extend(on_nobodys_behalf(plan, &claimed));
@@ -313,6 +321,78 @@ fn out_of_hours(snapshot: &Snapshot, policy: &Policy, mine: &[(usize, &Action)])
     }
     let late = starts(mine).filter(|(_, patch)| !only_loads(snapshot, policy, &patch.node));
     late.map(|(i, patch)| (i, patch.node.clone())).collect()
+}
+
+/// The rollouts of a pool by their numbers.
+fn rollouts<'a>(snapshot: &'a Snapshot, done: &PoolPlan) -> BTreeMap<u32, &'a Rollout> {
+    let mine = snapshot.rollouts.iter().filter(|(_, rollout)| rollout.spec.policy == done.name.as_str());
+    mine.filter_map(|(name, rollout)| Some((name.rsplit_once('-')?.1.parse().ok()?, rollout))).collect()
+}
+
+/// The newest rollout of this target that nobody has cleared, as the API has it.
+fn rollout<'a>(snapshot: &'a Snapshot, done: &PoolPlan) -> Option<&'a Rollout> {
+    let mut newest_first = rollouts(snapshot, done).into_values().rev();
+    newest_first.find(|rollout| rollout.spec.cleared.is_none() && is_target(&rollout.spec.target, done))
+}
+
+fn is_target(recorded: &BTreeMap<String, String>, done: &PoolPlan) -> bool {
+    let target = done.target.iter().map(|(set, hash)| (set.as_str(), hash.as_str()));
+    recorded.iter().map(|(set, hash)| (set.as_str(), hash.as_str())).eq(target)
+}
+
+/// Nodes go back to what ran before a version that was taken back: by no stages.
+fn goes_back(snapshot: &Snapshot, done: &PoolPlan) -> bool {
+    let version = done.version.as_ref().map(ToString::to_string);
+    let before = |previous: &Previous| {
+        is_target(&previous.target, done) || (version.is_some() && previous.version == version)
+    };
+    let taken_back =
+        |rollout: &Rollout| rollout.is_taken_back() && rollout.spec.previous.as_ref().is_some_and(before);
+    rollouts(snapshot, done).into_values().any(taken_back)
+}
+
+/// Starts of nodes without the labels of any stage that is open. Where stages are counted out, only a person could tell.
+/// A node without any driver, and one that was tried before, start whatever their stage.
+fn before_their_stage(
+    snapshot: &Snapshot,
+    policy: &Policy,
+    done: &PoolPlan,
+    mine: &[(usize, &Action)],
+) -> Broken {
+    if goes_back(snapshot, done) {
+        return Vec::new();
+    }
+    let said = rollout(snapshot, done).and_then(|rollout| rollout.status.as_ref());
+    let said = said.map(|status| status.stages.as_slice()).unwrap_or_default();
+    let has_passed =
+        |stage: &&Stage| said.iter().any(|said| said.name == stage.name && said.phase == StagePhase::Passed);
+    let stages = &policy.rollout.stages;
+    let passed = stages.iter().take_while(has_passed).count();
+    let open = stages.iter().take(passed + 1);
+    let takes = |stage: &Stage, node: &Node| match &stage.pick {
+        Pick::Labelled(labels) => labels.iter().all(|(key, value)| node.labels().get(key) == Some(value)),
+        Pick::First(_) | Pick::Rest => true,
+    };
+    let again = |node: &Node| {
+        let visit = node.visit.as_ref().and_then(|visit| visit.as_ref().ok());
+        visit.and_then(|visit| visit.drivers.get(&policy.driver)).is_some_and(|walk| walk.attempts > 0)
+    };
+    let early = |name: &NodeName| {
+        let node = snapshot.nodes.get(name).filter(|node| !again(node));
+        node.is_some_and(|node| !open.clone().any(|stage| takes(stage, node)))
+    };
+    let early = starts(mine).filter(|(_, patch)| !stages.is_empty() && early(&patch.node));
+    let early = early.filter(|(_, patch)| !only_loads(snapshot, policy, &patch.node));
+    early.map(|(i, patch)| (i, patch.node.clone())).collect()
+}
+
+/// Starts towards a target that somebody has taken back. A node without any driver is brought one.
+fn taken_back(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
+    if !rollout(snapshot, done).is_some_and(Rollout::is_taken_back) {
+        return Vec::new();
+    }
+    let starts = starts(mine).filter(|(_, patch)| !only_loads(snapshot, policy, &patch.node));
+    starts.map(|(i, patch)| (i, patch.node.clone())).collect()
 }
 
 fn has_failed(policy: &Policy, node: &Node) -> bool {

@@ -180,6 +180,9 @@ impl Row {
 
 /// When it will all be done if visits go on as they went: what is left of them, shared among the slots.
 fn ends(record: &Record, pool: &PoolPlan, now: Timestamp) -> Option<Timestamp> {
+    if record.is_quiet {
+        return None; // how long a bake takes is not for visits to tell
+    }
     let mean = record.visits.mean()?;
     let under_way = record.nodes.values().filter_map(|seen| seen.visit);
     let left_of = |since: Timestamp| (mean - now.duration_since(since).as_secs_f64()).max(0.0);

@@ -277,6 +277,33 @@ fn nothing_starts_outside_of_a_window() {
 }
 
 #[test]
+fn nothing_starts_before_its_stage_is_open_or_on_a_version_that_was_taken_back() {
+    let due = |name: &str| node(name).outdated().at(State::UpgradeRequired);
+    let stages = json!([{"name": "canary", "nodeSelector": {"first": "yes"}}]);
+    let mut fleet =
+        under(json!({"stages": stages})).with(due("a").label("first", "yes")).with(due("b")).with(due("c"));
+    let early = |name: &str| vec![(Promise::InOpenStages, name.to_owned(), 0)];
+    assert_eq!(broken(&fleet, vec![start("a")]), []);
+    assert_eq!(broken(&fleet, vec![start("b")]), early("b"));
+    fleet.settle();
+    let name = fleet.snapshot.rollouts.keys().next().unwrap().clone();
+    assert_eq!(broken(&fleet, vec![start("b")]), early("b"), "the canary is watched at work");
+    let rollout = |fleet: &mut Fleet, change: &dyn Fn(&mut crate::snapshot::Rollout)| {
+        change(fleet.snapshot.rollouts.get_mut(&name).unwrap());
+    };
+    let mut open = fleet.clone();
+    rollout(&mut open, &|rollout| {
+        rollout.status.as_mut().unwrap().stages[0].phase = crate::api::StagePhase::Passed;
+    });
+    assert_eq!(broken(&open, vec![start("b")]), []);
+    rollout(&mut open, &|rollout| {
+        let at = crate::api::stamp(noon());
+        rollout.spec.rollback = Some(crate::api::Word { by: "mei".into(), at, why: None });
+    });
+    assert_eq!(broken(&open, vec![start("b")]), [(Promise::NotTakenBack, "b".to_owned(), 0)]);
+}
+
+#[test]
 fn no_start_takes_more_of_a_group_out_than_agreed() {
     let zoned = |name: &str| node(name).outdated().at(State::UpgradeRequired).label("zone", "z");
     let fleet = || {
