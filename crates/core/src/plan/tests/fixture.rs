@@ -763,6 +763,17 @@ impl Fleet {
         assert!((0..bound).any(|_| !self.step()), "no end after {bound} passes:\n{}", self.story.join("\n"));
     }
 
+    /// Passes, and time in between, for so long.
+    pub(super) fn live(&mut self, seconds: i64) {
+        let end = self.snapshot.now + SignedDuration::from_secs(seconds);
+        while self.snapshot.now < end {
+            self.settle();
+            let wake = self.plan().wake_at.unwrap_or(end).min(end);
+            self.snapshot.now = wake.max(self.snapshot.now);
+        }
+        self.settle();
+    }
+
     /// Passes until nothing would ever happen by itself, jumping to the next moment that matters. The number of passes.
     pub(super) fn play(&mut self) -> usize {
         let bound = 120 * (self.snapshot.nodes.len() + 2);

@@ -1,6 +1,5 @@
 //! The way back: a version that went wrong is put back where it came from, and does not start again by itself.
 
-use jiff::SignedDuration;
 use serde_json::json;
 
 use super::fixture::*;
@@ -31,17 +30,6 @@ fn bad_canary(more: &serde_json::Value) -> Fleet {
     let mut fleet = fleet(more);
     fleet.crashes_on.insert(CANARY.to_owned());
     fleet
-}
-
-/// Passes, and time in between, for so long.
-fn live(fleet: &mut Fleet, seconds: i64) {
-    let end = fleet.snapshot.now + SignedDuration::from_secs(seconds);
-    while fleet.snapshot.now < end {
-        fleet.settle();
-        let wake = fleet.plan().wake_at.unwrap_or(end).min(end);
-        fleet.snapshot.now = wake.max(fleet.snapshot.now);
-    }
-    fleet.settle();
 }
 
 fn status<'a>(fleet: &'a Fleet, rollout: &str) -> &'a RolloutStatus {
@@ -80,7 +68,7 @@ fn touched(fleet: &Fleet, node: &str) -> bool {
 #[test]
 fn a_canary_that_fails_is_brought_back_and_nobody_else_is_touched() {
     let mut fleet = bad_canary(&json!({}));
-    live(&mut fleet, 3 * 3600);
+    fleet.live(3 * 3600);
     all_back(&fleet);
     assert_eq!(phases(&fleet), [RolloutPhase::RolledBack, RolloutPhase::Done]);
     assert_eq!(fleet.snapshot.rollouts["gpu-2"].spec.rollback_of.as_deref(), Some("gpu-1"));
@@ -101,11 +89,11 @@ fn a_canary_that_fails_is_brought_back_and_nobody_else_is_touched() {
 #[test]
 fn a_version_that_breaks_in_the_bake_is_taken_back() {
     let mut fleet = fleet(&json!({}));
-    live(&mut fleet, 1800);
+    fleet.live(1800);
     let now = fleet.snapshot.now;
     let driver = fleet.driver_mut(CANARY);
     (driver.restarts, driver.started) = (1, Some(now));
-    live(&mut fleet, 3600);
+    fleet.live(3600);
     all_back(&fleet);
     assert_eq!(phases(&fleet), [RolloutPhase::RolledBack, RolloutPhase::Done]);
 }
@@ -113,9 +101,9 @@ fn a_version_that_breaks_in_the_bake_is_taken_back() {
 #[test]
 fn a_condemned_version_does_not_start_again_until_a_person_clears_it() {
     let mut fleet = bad_canary(&json!({}));
-    live(&mut fleet, 3 * 3600);
+    fleet.live(3 * 3600);
     fleet.publish("gpu", 9, NEW);
-    live(&mut fleet, 24 * 3600);
+    fleet.live(24 * 3600);
     assert_eq!(nodes(&fleet).iter().filter(|node| node.ends_with("upgrade-required old")).count(), 6);
     insta::assert_snapshot!(
         fleet.why("gpu-1"),
@@ -124,7 +112,7 @@ fn a_condemned_version_does_not_start_again_until_a_person_clears_it() {
     assert_eq!(fleet.snapshot.rollouts.len(), 2);
     fleet.crashes_on.clear();
     say(&mut fleet, "gpu-1", true);
-    live(&mut fleet, 3 * 3600);
+    fleet.live(3 * 3600);
     assert_eq!(nodes(&fleet).iter().filter(|node| node.ends_with("upgrade-done new")).count(), 6);
     assert_eq!(fleet.snapshot.rollouts.len(), 3);
 }
@@ -136,7 +124,7 @@ fn a_person_takes_a_version_back_half_way_through_the_fleet() {
         fleet.step();
     }
     say(&mut fleet, "gpu-1", false);
-    live(&mut fleet, 3600);
+    fleet.live(3600);
     all_back(&fleet);
     assert_eq!(phases(&fleet), [RolloutPhase::RolledBack, RolloutPhase::Done]);
     assert!(!touched(&fleet, "gpu-6"));
@@ -147,22 +135,22 @@ fn a_person_takes_a_version_back_half_way_through_the_fleet() {
 #[test]
 fn a_rollout_that_is_done_is_taken_back_too() {
     let mut fleet = fleet(&json!({}));
-    live(&mut fleet, 3 * 3600);
+    fleet.live(3 * 3600);
     assert_eq!(phases(&fleet), [RolloutPhase::Done]);
     say(&mut fleet, "gpu-1", false);
-    live(&mut fleet, 3600);
+    fleet.live(3600);
     all_back(&fleet);
 }
 
 #[test]
 fn the_policy_may_leave_the_decision_to_a_person() {
     let mut fleet = bad_canary(&json!({"onFailure": "Pause"}));
-    live(&mut fleet, 3 * 3600);
+    fleet.live(3 * 3600);
     assert_eq!(phases(&fleet), [RolloutPhase::Halted]);
     assert_eq!(fleet.verdict(CANARY).state, State::UpgradeFailed);
     assert_eq!(fleet.told("->").iter().filter(|line| line.contains("daemonset ->")).count(), 0);
     say(&mut fleet, "gpu-1", false);
-    live(&mut fleet, 3600);
+    fleet.live(3600);
     all_back(&fleet);
 }
 
@@ -170,7 +158,7 @@ fn the_policy_may_leave_the_decision_to_a_person() {
 fn what_somebody_else_manages_is_not_written_and_the_status_says_what_to_do() {
     let mut fleet = bad_canary(&json!({}));
     fleet.daemon_set_mut().manager = Some("Argo CD (application gpu)".into());
-    live(&mut fleet, 3 * 3600);
+    fleet.live(3 * 3600);
     assert_eq!(phases(&fleet), [RolloutPhase::Halted]);
     insta::assert_snapshot!(
         status(&fleet, "gpu-1").message.as_ref().unwrap(),
@@ -178,7 +166,7 @@ fn what_somebody_else_manages_is_not_written_and_the_status_says_what_to_do() {
     );
     // Whoever puts it back has done what was asked for.
     fleet.publish("gpu", 9, OLD);
-    live(&mut fleet, 3600);
+    fleet.live(3600);
     all_back(&fleet);
     assert_eq!(phases(&fleet), [RolloutPhase::RolledBack, RolloutPhase::Done]);
 }
@@ -191,7 +179,7 @@ fn the_object_that_an_operator_renders_from_gets_its_version_back() {
         crate::policy::ClusterPolicyFacts { driver: json!({"version": "565.57.01"}), ..Default::default() };
     fleet.snapshot.sources.cluster_policies.insert("cluster-policy".to_owned(), facts);
     fleet.daemon_set_mut().rendered_by = Some(source.clone());
-    live(&mut fleet, 3 * 3600);
+    fleet.live(3 * 3600);
     all_back(&fleet);
     assert_eq!(fleet.snapshot.sources.version_of(&source), Some("560.35.03"));
 }
@@ -234,7 +222,7 @@ fn in_a_pool_without_stages_too_many_failures_take_a_version_back_if_the_policy_
         let mut fleet =
             Fleet::without_policy().driver_policy("gpu", spec(on_failure)).nodes(6, NodeSpec::outdated);
         fleet.crashes_on.extend(["gpu-1".to_owned(), "gpu-2".to_owned()]);
-        live(&mut fleet, 6 * 3600);
+        fleet.live(6 * 3600);
         let back = nodes(&fleet).iter().all(|node| node.ends_with("upgrade-done old"));
         assert_eq!(back, end, "{on_failure}: {}", fleet.screen());
     }
@@ -250,7 +238,7 @@ fn one_bad_node_out_of_many_condemns_nothing() {
     });
     let mut fleet = Fleet::without_policy().driver_policy("gpu", spec).nodes(6, NodeSpec::outdated);
     fleet.crashes_on.insert("gpu-1".to_owned());
-    live(&mut fleet, 3 * 3600);
+    fleet.live(3 * 3600);
     assert_eq!(phases(&fleet), [RolloutPhase::Failed]);
     assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeFailed);
     assert_eq!(nodes(&fleet).iter().filter(|node| node.ends_with("upgrade-done new")).count(), 5);
@@ -259,11 +247,11 @@ fn one_bad_node_out_of_many_condemns_nothing() {
 #[test]
 fn old_rollouts_are_forgotten_but_not_what_went_wrong() {
     let mut fleet = bad_canary(&json!({"historyLimit": 2}));
-    live(&mut fleet, 3 * 3600);
+    fleet.live(3 * 3600);
     fleet.crashes_on.clear();
     for (number, hash) in [(10, "c"), (11, "d"), (12, "e"), (13, "f")] {
         fleet.publish("gpu", number, hash);
-        live(&mut fleet, 3 * 3600);
+        fleet.live(3 * 3600);
     }
     let kept: Vec<&String> = fleet.snapshot.rollouts.keys().collect();
     assert_eq!(kept, ["gpu-1", "gpu-5", "gpu-6"]);

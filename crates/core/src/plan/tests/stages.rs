@@ -61,17 +61,6 @@ fn done(fleet: &Fleet) -> Vec<String> {
     done.map(|(name, _)| name.to_string()).collect()
 }
 
-/// Passes, and time in between, for so long.
-fn live(fleet: &mut Fleet, seconds: i64) {
-    let end = fleet.snapshot.now + SignedDuration::from_secs(seconds);
-    while fleet.snapshot.now < end {
-        fleet.settle();
-        let wake = fleet.plan().wake_at.unwrap_or(end).min(end);
-        fleet.snapshot.now = wake.max(fleet.snapshot.now);
-    }
-    fleet.settle();
-}
-
 fn promote(fleet: &mut Fleet, stage: &str, skip_bake: bool) {
     let at = stamp(fleet.snapshot.now);
     let (_, rollout) = fleet.snapshot.rollouts.iter_mut().next_back().unwrap();
@@ -81,13 +70,13 @@ fn promote(fleet: &mut Fleet, stage: &str, skip_bake: bool) {
 #[test]
 fn the_documented_label_makes_a_canary_that_bakes_for_two_days() {
     let mut fleet = labelled();
-    live(&mut fleet, HOUR);
+    fleet.live(HOUR);
     assert_eq!(done(&fleet), ["gpu-3"]);
     assert_eq!(phase(&fleet), RolloutPhase::Baking);
     insta::assert_snapshot!(fleet.why("gpu-1"), @"stage fleet is not open yet: stage canary is watched at work");
-    live(&mut fleet, 46 * HOUR);
+    fleet.live(46 * HOUR);
     assert_eq!(done(&fleet), ["gpu-3"]);
-    live(&mut fleet, 3 * HOUR);
+    fleet.live(3 * HOUR);
     assert_eq!(done(&fleet).len(), 4);
     assert_eq!(phase(&fleet), RolloutPhase::Done);
     let all_passed = stages(&fleet).iter().all(|stage| stage.phase == StagePhase::Passed);
@@ -107,9 +96,9 @@ fn a_canary_that_loses_its_label_does_not_open_the_fleet() {
     let mut fleet = labelled();
     fleet.step();
     fleet.step();
-    live(&mut fleet, 60);
+    fleet.live(60);
     fleet.node_mut("gpu-3").set_label("gpu-canary", None);
-    live(&mut fleet, 100 * HOUR);
+    fleet.live(100 * HOUR);
     assert_eq!(done(&fleet), ["gpu-3"]);
     let message = stages(&fleet)[0].message.clone().unwrap();
     insta::assert_snapshot!(message, @"no node of the pool belongs to stage canary; label one");
@@ -122,11 +111,11 @@ fn nodes_belong_to_the_first_stage_that_takes_them_and_the_rest_goes_last() {
         {"name": "one", "count": 1, "bake": {"duration": "1h"}},
         {"name": "some", "count": "50%", "bake": {"duration": "1h"}},
     ]));
-    live(&mut fleet, 60);
+    fleet.live(60);
     assert_eq!(done(&fleet), ["gpu-1"]);
-    live(&mut fleet, HOUR + 120);
+    fleet.live(HOUR + 120);
     assert_eq!(done(&fleet), ["gpu-1", "gpu-2", "gpu-3", "gpu-4"]);
-    live(&mut fleet, HOUR + 120);
+    fleet.live(HOUR + 120);
     assert_eq!(done(&fleet).len(), 6);
     assert_eq!(phase(&fleet), RolloutPhase::Done);
 }
@@ -134,7 +123,7 @@ fn nodes_belong_to_the_first_stage_that_takes_them_and_the_rest_goes_last() {
 #[test]
 fn a_stage_without_a_node_opens_nothing() {
     let mut fleet = staged(&json!([{"name": "canary", "nodeSelector": {"rack": "none"}}]));
-    live(&mut fleet, 100 * HOUR);
+    fleet.live(100 * HOUR);
     assert_eq!(done(&fleet), [""; 0]);
     let message = stages(&fleet)[0].message.clone().unwrap();
     insta::assert_snapshot!(message, @"no node of the pool belongs to stage canary; label one");
@@ -144,13 +133,13 @@ fn a_stage_without_a_node_opens_nothing() {
 fn a_failed_canary_stops_everything_and_nobody_else_is_touched() {
     let mut fleet = labelled_and_watched();
     fleet.crashes_on.insert("gpu-3".to_owned());
-    live(&mut fleet, HOUR);
+    fleet.live(HOUR);
     assert_eq!(phase(&fleet), RolloutPhase::Halted);
     insta::assert_snapshot!(
         fleet.why("gpu-1"),
         @"stage canary has failed, so nothing new starts: 1 of its 1 nodes failed, and at most 0 may"
     );
-    live(&mut fleet, 100 * HOUR);
+    fleet.live(100 * HOUR);
     for untouched in ["gpu-1", "gpu-2", "gpu-4"] {
         assert_eq!(fleet.states_of(untouched), ["upgrade-required"], "{untouched}");
     }
@@ -160,33 +149,33 @@ fn a_failed_canary_stops_everything_and_nobody_else_is_touched() {
 fn a_canary_that_is_mended_goes_on() {
     let mut fleet = labelled_and_watched();
     fleet.crashes_on.insert("gpu-3".to_owned());
-    live(&mut fleet, HOUR);
+    fleet.live(HOUR);
     fleet.crashes_on.clear();
     fleet.set_label("gpu-3", "upgrade-required");
-    live(&mut fleet, HOUR);
+    fleet.live(HOUR);
     assert_eq!(phase(&fleet), RolloutPhase::Baking);
-    live(&mut fleet, 49 * HOUR);
+    fleet.live(49 * HOUR);
     assert_eq!(done(&fleet).len(), 4);
 }
 
 #[test]
 fn nodes_that_are_left_out_do_not_hold_their_stage_up() {
     let mut fleet = labelled().with(node("gpu-5").outdated().label("gpu-canary", "true").skipped());
-    live(&mut fleet, 50 * HOUR);
+    fleet.live(50 * HOUR);
     assert_eq!(done(&fleet), ["gpu-1", "gpu-2", "gpu-3", "gpu-4"]);
 }
 
 #[test]
 fn a_condition_in_the_bake_spoils_it() {
     let mut fleet = labelled_and_watched();
-    live(&mut fleet, HOUR);
+    fleet.live(HOUR);
     let heartbeat = Some(fleet.snapshot.now);
     let condition = Condition { kind: "GpuDcgmConnectivityFailure".into(), holds: true, heartbeat };
     fleet.node_mut("gpu-3").conditions.push(condition);
-    live(&mut fleet, 1);
+    fleet.live(1);
     assert_eq!(stages(&fleet)[0].phase, StagePhase::Spoiled);
     fleet.node_mut("gpu-3").conditions.clear();
-    live(&mut fleet, 100 * HOUR);
+    fleet.live(100 * HOUR);
     assert_eq!(done(&fleet), ["gpu-3"], "what was seen was seen");
     insta::assert_snapshot!(
         fleet.why("gpu-1"),
@@ -197,7 +186,7 @@ fn a_condition_in_the_bake_spoils_it() {
 #[test]
 fn a_driver_that_restarts_by_itself_spoils_the_bake_and_a_boot_does_not() {
     let mut fleet = labelled_and_watched();
-    live(&mut fleet, HOUR);
+    fleet.live(HOUR);
     let now = fleet.snapshot.now;
     let restart = |fleet: &mut Fleet| {
         let driver = fleet.driver_mut("gpu-3");
@@ -205,38 +194,38 @@ fn a_driver_that_restarts_by_itself_spoils_the_bake_and_a_boot_does_not() {
     };
     let mut booted = fleet.clone();
     restart(&mut fleet);
-    live(&mut fleet, 1);
+    fleet.live(1);
     assert_eq!(stages(&fleet)[0].phase, StagePhase::Spoiled);
     booted.node_mut("gpu-3").boot_id = "another".into();
     restart(&mut booted);
     let last = booted.node_mut("gpu-3").last_visit.as_mut().unwrap();
     last.boot = Some("the first".to_owned());
-    live(&mut booted, 1);
+    booted.live(1);
     assert_eq!(stages(&booted)[0].phase, StagePhase::Baking);
 }
 
 #[test]
 fn time_in_which_nobody_looked_does_not_count() {
     let mut fleet = labelled();
-    live(&mut fleet, 10 * HOUR);
+    fleet.live(10 * HOUR);
     fleet.wait(40 * HOUR);
-    live(&mut fleet, HOUR);
+    fleet.live(HOUR);
     assert_eq!(phase(&fleet), RolloutPhase::Baking, "a clock that jumps, a controller that was away");
-    live(&mut fleet, 37 * HOUR);
+    fleet.live(37 * HOUR);
     assert_eq!(done(&fleet).len(), 4);
 }
 
 #[test]
 fn time_in_which_a_node_is_down_does_not_count() {
     let mut fleet = labelled();
-    live(&mut fleet, HOUR);
+    fleet.live(HOUR);
     fleet.node_mut("gpu-3").ready = false;
-    live(&mut fleet, 60 * HOUR);
+    fleet.live(60 * HOUR);
     assert_eq!(phase(&fleet), RolloutPhase::Baking);
     let message = stages(&fleet)[0].message.clone().unwrap();
     insta::assert_snapshot!(message, @"node gpu-3 is not Ready; that time does not count");
     fleet.node_mut("gpu-3").ready = true;
-    live(&mut fleet, 49 * HOUR);
+    fleet.live(49 * HOUR);
     assert_eq!(done(&fleet).len(), 4);
 }
 
@@ -245,15 +234,15 @@ fn too_little_work_makes_a_bake_longer() {
     let mut fleet = staged(&json!([
         {"name": "canary", "count": 1, "bake": {"duration": "2h", "minDeviceHours": 4, "minJobStarts": 1}},
     ]));
-    live(&mut fleet, 5 * HOUR);
+    fleet.live(5 * HOUR);
     assert_eq!(phase(&fleet), RolloutPhase::Baking);
     let message = stages(&fleet)[0].message.clone().unwrap();
     insta::assert_snapshot!(message, @"0 of 4 device hours of work seen");
     fleet.put(&"gpu-1".into(), pod("train").gpus(4));
     fleet.work_mut("gpu-1", "train").started = Some(fleet.snapshot.now + SignedDuration::from_secs(1));
-    live(&mut fleet, 30 * 60);
+    fleet.live(30 * 60);
     assert_eq!(phase(&fleet), RolloutPhase::Baking);
-    live(&mut fleet, HOUR);
+    fleet.live(HOUR);
     assert_eq!(done(&fleet).len(), 6);
 }
 
@@ -262,19 +251,19 @@ fn a_person_opens_the_next_stage_where_the_policy_says_so() {
     let mut fleet = staged(&json!([
         {"name": "canary", "count": 1, "bake": {"duration": "0s"}, "promotion": "Manual"},
     ]));
-    live(&mut fleet, 100 * HOUR);
+    fleet.live(100 * HOUR);
     assert_eq!((phase(&fleet), done(&fleet).len()), (RolloutPhase::AwaitingApproval, 1));
     promote(&mut fleet, "canary", false);
-    live(&mut fleet, HOUR);
+    fleet.live(HOUR);
     assert_eq!((phase(&fleet), done(&fleet).len()), (RolloutPhase::Done, 6));
 }
 
 #[test]
 fn a_person_may_cut_a_bake_short() {
     let mut fleet = labelled();
-    live(&mut fleet, HOUR);
+    fleet.live(HOUR);
     promote(&mut fleet, "canary", true);
-    live(&mut fleet, HOUR);
+    fleet.live(HOUR);
     assert_eq!(phase(&fleet), RolloutPhase::Done);
 }
 
@@ -308,22 +297,22 @@ fn a_stage_has_limits_of_its_own_within_those_of_the_pool() {
 #[test]
 fn a_paused_pool_opens_nothing() {
     let mut fleet = labelled();
-    live(&mut fleet, HOUR);
+    fleet.live(HOUR);
     fleet.pause(true);
-    live(&mut fleet, 100 * HOUR);
+    fleet.live(100 * HOUR);
     assert_eq!(stages(&fleet)[0].phase, StagePhase::Baking);
     fleet.pause(false);
-    live(&mut fleet, 49 * HOUR);
+    fleet.live(49 * HOUR);
     assert_eq!(done(&fleet).len(), 4);
 }
 
 #[test]
 fn a_node_without_any_driver_does_not_wait_for_its_stage() {
     let mut fleet = labelled();
-    live(&mut fleet, HOUR);
+    fleet.live(HOUR);
     let waits = keys("gpu").safe_load;
     fleet = fleet.with(node("gpu-5").labelled(State::Unknown).annotation(&waits, "true"));
-    live(&mut fleet, HOUR);
+    fleet.live(HOUR);
     assert!(!matches!(fleet.reason("gpu-5"), Reason::StageClosed { .. }), "{}", fleet.why("gpu-5"));
     assert_eq!(done(&fleet), ["gpu-3", "gpu-5"]);
 }
