@@ -27,10 +27,13 @@ const TRIES_MAX: u32 = 2;
 /// So long after a version was put back, somebody has set it again or nobody has rendered it.
 const PATIENCE: SignedDuration = SignedDuration::from_mins(1);
 
+/// The newest revision of each DaemonSet.
+type Target = BTreeMap<String, RevisionHash>;
+
 /// What the DaemonSets of a pool ask for.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
-    pub(super) target: &'a BTreeMap<String, RevisionHash>,
+    pub(super) target: &'a Target,
     pub(super) version: Option<&'a DriverVersion>,
 }
 
@@ -71,14 +74,24 @@ pub(super) fn refusal(snapshot: &Snapshot, pool: &Pool, wanted: Wanted<'_>) -> O
     Some(Reason::Condemned { rollout: name(pool, number), why })
 }
 
-/// The same revisions; or the same driver version, where that was what changed.
+/// The same revisions; or the same driver version, where that was what changed. As long as one of several DaemonSets has
+/// not been put back, a version that is taken back is still there.
 fn speaks_of(rollout: &Rollout, wanted: Wanted<'_>) -> bool {
     let version = parsed(rollout.spec.version.as_deref());
     let before = parsed(rollout.spec.previous.as_ref().and_then(|previous| previous.version.as_deref()));
     let same_version = version.is_some() && version.as_ref() == wanted.version;
     let earlier =
         rollout.spec.previous.as_ref().is_some_and(|previous| is_same(&previous.target, wanted.target));
-    has_target(rollout, wanted.target) || (same_version && before.is_some() && before != version && !earlier)
+    has_target(rollout, wanted.target)
+        || (rollout.is_taken_back() && wanted.target.iter().any(|(ds, hash)| is_new(rollout, ds, hash)))
+        || (same_version && before.is_some() && before != version && !earlier)
+}
+
+/// This revision of a DaemonSet came with the rollout.
+fn is_new(rollout: &Rollout, daemon_set: &str, hash: &RevisionHash) -> bool {
+    let of =
+        |target: &BTreeMap<String, String>| target.get(daemon_set).map(String::as_str) == Some(hash.as_str());
+    of(&rollout.spec.target) && !rollout.spec.previous.as_ref().is_some_and(|previous| of(&previous.target))
 }
 
 fn parsed(version: Option<&str>) -> Option<DriverVersion> {
@@ -95,7 +108,7 @@ pub(super) fn taken_back(snapshot: &Snapshot, pool: &Pool, wanted: Wanted<'_>) -
     (rollout.is_taken_back() && !has_target(rollout, wanted.target) && goes_back).then_some(number)
 }
 
-fn is_same(recorded: &BTreeMap<String, String>, target: &BTreeMap<String, RevisionHash>) -> bool {
+fn is_same(recorded: &BTreeMap<String, String>, target: &Target) -> bool {
     recorded
         .iter()
         .map(|(k, v)| (k.as_str(), v.as_str()))
@@ -125,7 +138,7 @@ pub(super) fn previous(snapshot: &Snapshot, pool: &Pool, wanted: Wanted<'_>) -> 
     (!found.target.is_empty()).then_some(found)
 }
 
-/// The rollback that the rollout of the wanted version says it is in, or that it begins now; and when to look again.
+/// The rollback that the rollout of the wanted version says it is in, or that it begins now.
 pub(super) fn review(
     snapshot: &Snapshot,
     pool: &Pool,
@@ -134,7 +147,7 @@ pub(super) fn review(
 ) -> Option<RollbackStatus> {
     let said = rollout.status.as_ref().and_then(|status| status.rollback.clone());
     let back = said.or_else(|| begin(snapshot, pool, rollout, done))?;
-    Some(judge(snapshot, pool, rollout, back))
+    Some(judge(snapshot, pool, rollout, &done.target, back))
 }
 
 /// How far a rollback is whose version is still, or again, the wanted one.
@@ -142,9 +155,10 @@ pub(super) fn judge(
     snapshot: &Snapshot,
     pool: &Pool,
     rollout: &Rollout,
+    target: &Target,
     back: RollbackStatus,
 ) -> RollbackStatus {
-    let ways = match way_back(snapshot, pool, rollout) {
+    let ways = match way_back(snapshot, pool, rollout, target) {
         Ok(ways) => ways,
         Err(what) => return RollbackStatus { message: Some(what), ..back },
     };
@@ -166,7 +180,7 @@ pub(super) fn judge(
 }
 
 /// When somebody has to have seen what was put back.
-pub(super) fn patience(since: Timestamp) -> Timestamp {
+fn patience(since: Timestamp) -> Timestamp {
     since.saturating_add(PATIENCE).unwrap_or(Timestamp::MAX)
 }
 
@@ -215,13 +229,21 @@ fn why_wrong(pool: &Pool, rollout: &Rollout, done: &PoolPlan) -> Option<String> 
 }
 
 /// How the version before is put back where it came from; or what a person has to do instead. Nothing, if it is back.
-pub(super) fn way_back(snapshot: &Snapshot, pool: &Pool, rollout: &Rollout) -> Result<Vec<PutBack>, String> {
+fn way_back(
+    snapshot: &Snapshot,
+    pool: &Pool,
+    rollout: &Rollout,
+    target: &Target,
+) -> Result<Vec<PutBack>, String> {
     let Ok(policy) = &pool.policy else { return Ok(Vec::new()) };
     let Some(previous) = &rollout.spec.previous else {
         return Err("what ran before is not known; set the driver version back by hand".to_owned());
     };
     let mut ways = Vec::new();
-    for ds in daemon_sets(snapshot, policy) {
+    let is_back = |ds: &DaemonSet| {
+        target.get(ds.name.name.as_ref()).is_some_and(|hash| !is_new(rollout, &ds.name.name, hash))
+    };
+    for ds in daemon_sets(snapshot, policy).into_iter().filter(|ds| !is_back(ds)) {
         let way = match &ds.rendered_by {
             Some(source) => put_version_back(snapshot, source, rollout, previous)?,
             None => Some(put_template_back(snapshot, ds, previous)?),
@@ -288,10 +310,19 @@ fn put_template_back(snapshot: &Snapshot, ds: &DaemonSet, previous: &Previous) -
 }
 
 /// Puts the version back that the API says is to be put back, once for each try.
-pub(super) fn carry_out(snapshot: &Snapshot, pool: &Pool, rollout: &Rollout, plan: &mut Plan) {
+pub(super) fn carry_out(
+    snapshot: &Snapshot,
+    pool: &Pool,
+    rollout: &Rollout,
+    target: &Target,
+    plan: &mut Plan,
+) {
     let Some(back) = rollout.status.as_ref().and_then(|status| status.rollback.as_ref()) else { return };
-    let ways = way_back(snapshot, pool, rollout).unwrap_or_default();
-    plan.wake(patience(last_put_back(snapshot, &ways).unwrap_or(back.since.0)));
+    let ways = way_back(snapshot, pool, rollout, target).unwrap_or_default();
+    let late = patience(last_put_back(snapshot, &ways).unwrap_or(back.since.0));
+    if late > snapshot.now {
+        plan.wake(late);
+    }
     for way in ways.into_iter().filter(|_| back.tries <= TRIES_MAX) {
         let object = way.object();
         let used = snapshot.put_back.get(&object).is_some_and(|at| *at >= back.since.0);

@@ -93,7 +93,7 @@ pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &m
     for (older, rollout) in others {
         let name = name(pool, older);
         if condemned.is_some_and(|(number, _)| number == older) {
-            set_again(snapshot, pool, &name, rollout, plan);
+            set_again(snapshot, pool, done, &name, rollout, plan);
         } else {
             supersede(snapshot, &name, rollout, plan);
         }
@@ -112,8 +112,9 @@ pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &m
         return;
     };
     progress(snapshot, pool, &name(pool, number), rollout, done, plan);
-    if rollout.status.as_ref().is_some_and(|said| said.phase == RolloutPhase::RollingBack) {
-        rollback::carry_out(snapshot, pool, rollout, plan);
+    let goes_back = |said: &RolloutStatus| said.phase == RolloutPhase::RollingBack;
+    if done.status == PoolStatus::Active && rollout.status.as_ref().is_some_and(goes_back) {
+        rollback::carry_out(snapshot, pool, rollout, &done.target, plan);
     }
     relapses(snapshot, done, plan);
 }
@@ -136,13 +137,20 @@ fn create(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, number: u32, plan: 
     plan.actions.push(Action::CreateRollout { name: new, spec });
 }
 
-/// A version that was put back is wanted again, by somebody else.
-fn set_again(snapshot: &Snapshot, pool: &Pool, name: &str, rollout: &Rollout, plan: &mut Plan) {
-    let Some(said) = &rollout.status else { return };
+/// A version that was put back is wanted again, by somebody else; or it is back in a part of the DaemonSets only.
+fn set_again(
+    snapshot: &Snapshot,
+    pool: &Pool,
+    done: &PoolPlan,
+    name: &str,
+    rollout: &Rollout,
+    plan: &mut Plan,
+) {
+    let Some(said) = rollout.status.as_ref().filter(|_| done.status == PoolStatus::Active) else { return };
     let back = match (said.phase, &said.rollback) {
         (RolloutPhase::RollingBack | RolloutPhase::Halted, Some(back)) => {
-            rollback::carry_out(snapshot, pool, rollout, plan);
-            Some(rollback::judge(snapshot, pool, rollout, back.clone()))
+            rollback::carry_out(snapshot, pool, rollout, &done.target, plan);
+            Some(rollback::judge(snapshot, pool, rollout, &done.target, back.clone()))
         }
         // Whoever sets it again after all nodes are back finds it condemned, and that is all.
         _ if is_being_taken_back(snapshot, pool, name) => rollback::set_again(snapshot, rollout),
@@ -279,7 +287,10 @@ fn staged(stages: &[StageStatus]) -> Option<RolloutPhase> {
 
 fn status(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, rollout: &Rollout) -> RolloutStatus {
     let (said, aborted) = (rollout.status.as_ref(), rollout.spec.abort);
-    let rollback = rollback::review(snapshot, pool, rollout, done);
+    let rollback = match done.status {
+        PoolStatus::Active => rollback::review(snapshot, pool, rollout, done),
+        _ => said.and_then(|said| said.rollback.clone()),
+    };
     let count = |is: &dyn Fn(State) -> bool| {
         let nodes = done.nodes.values().filter(|v| is(v.state)).count();
         u32::try_from(nodes).unwrap_or(u32::MAX)

@@ -55,7 +55,7 @@ pub(super) fn all() -> Vec<Scenario> {
 }
 
 /// Two kernels, two nodes each.
-fn precompiled() -> Fleet {
+pub(super) fn precompiled() -> Fleet {
     let kernels =
         [("gpu-01", "5.15.0-84"), ("gpu-02", "5.15.0-84"), ("gpu-03", "6.8.0-31"), ("gpu-04", "6.8.0-31")];
     let fleet = spread(4, 2).with_driver_options(json!({"usePrecompiled": true}));

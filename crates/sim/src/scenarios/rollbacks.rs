@@ -3,10 +3,11 @@
 use futures::FutureExt;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::Api;
+use kube::api::ListParams;
 use pitcrew_core::api::{DriverPolicy, Rollout, RolloutPhase};
 use serde_json::{Value, json};
 
-use super::policies::patch_driver;
+use super::policies::{patch_driver, precompiled};
 use super::reported::{embedded, spread};
 use super::{NEW, NEWER, OLD, fleet, in_service, scenario};
 use crate::actors::{GPU_PRESENT, NAMESPACE};
@@ -19,6 +20,7 @@ const ALL: &str = "all";
 pub(super) fn all() -> Vec<Scenario> {
     vec![
         scenario("an-nvidiadriver-gets-its-version-back", one_driver(), |s| nvidia_driver(s).boxed()),
+        embedded(&[], "a-version-for-two-kernels-is-taken-back", precompiled(), |s| two_kernels(s).boxed()),
         embedded(&[], "a-template-that-nobody-renders-is-put-back", spread(2, 1), |s| template(s).boxed()),
         Scenario {
             policy: Some(json!({"driver": {"name": "gpu"}, "rollout": {"historyLimit": 1}})),
@@ -51,6 +53,18 @@ async fn nvidia_driver(stage: &mut Stage) -> Outcome {
     let versions: Vec<String> = stage.driver_versions().await?.into_values().collect();
     must(versions == [OLD, OLD], || format!("drivers are {versions:?}"))?;
     in_service(stage)
+}
+
+/// Two DaemonSets are rendered from one version, one after the other: that is one way back.
+async fn two_kernels(stage: &mut Stage) -> Outcome {
+    stage.set_version(NEW).await?;
+    stage.until_rollout("cluster-policy-1", RolloutPhase::Done).await?;
+    take_back(stage, "cluster-policy-1", "cluster-policy-2").await?;
+    stage.until_done().await?;
+    let versions = stage.driver_versions().await?;
+    must(versions.values().all(|version| version == OLD), || format!("{versions:?}"))?;
+    let rollouts = Api::<Rollout>::all(stage.cluster().admin.clone()).list(&ListParams::default()).await?;
+    must(rollouts.items.len() == 2, || format!("{} rollouts", rollouts.items.len()))
 }
 
 /// A driver of another kind, whose DaemonSet is written by hand.

@@ -256,3 +256,16 @@ fn old_rollouts_are_forgotten_but_not_what_went_wrong() {
     let kept: Vec<&String> = fleet.snapshot.rollouts.keys().collect();
     assert_eq!(kept, ["gpu-1", "gpu-5", "gpu-6"]);
 }
+
+#[test]
+fn a_paused_pool_puts_nothing_back() {
+    let mut fleet = fleet(&json!({}));
+    fleet.live(600);
+    fleet.pause(true);
+    say(&mut fleet, "gpu-1", false);
+    fleet.live(3600);
+    assert_eq!(fleet.story.iter().filter(|line| line.ends_with("daemonset -> old")).count(), 0);
+    fleet.pause(false);
+    fleet.live(3600);
+    all_back(&fleet);
+}
