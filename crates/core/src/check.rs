@@ -230,7 +230,7 @@ fn beyond_limits(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[
         let walking = walking(name, node);
         total += 1;
         moving += usize::from(walking);
-        out += usize::from(walking || node.is_out());
+        out += usize::from(walking || node.is_out() || comes_back_out(policy, node));
     }
     let limit = policy.max_unavailable.of(total);
     let mut started = BTreeSet::new();
@@ -255,7 +255,9 @@ fn beyond_limits(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[
 fn beyond_spread(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
     let Some(spread) = &policy.topology.spread else { return Vec::new() };
     let group = |node: &'_ Node| node.labels().get(&spread.label).filter(|value| !value.is_empty()).cloned();
-    let is_out = |name: &NodeName, node: &Node| node.is_out() || is_walking(snapshot, policy, name, node);
+    let is_out = |name: &NodeName, node: &Node| {
+        node.is_out() || comes_back_out(policy, node) || is_walking(snapshot, policy, name, node)
+    };
     let mut groups: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     for (name, node) in members(snapshot, done) {
         if let Some(group) = group(node) {
@@ -400,6 +402,12 @@ fn has_failed(policy: &Policy, node: &Node) -> bool {
     let recorded = visit.and_then(|visit| visit.drivers.get(&policy.driver)).map(|walk| walk.state);
     let labelled = || node.mark(&policy.keys.state).and_then(|value| value.parse::<State>().ok());
     recorded.or_else(labelled) == Some(State::UpgradeFailed)
+}
+
+/// It failed under somebody else's cordon, and is cordoned again if that was lifted: no place of it becomes free.
+fn comes_back_out(policy: &Policy, node: &Node) -> bool {
+    let visit = node.visit.as_ref().and_then(|visit| visit.as_ref().ok());
+    visit.is_some_and(|visit| !visit.holds.cordon) && has_failed(policy, node)
 }
 
 /// The wanted driver is there and waits to be loaded: the node has none.

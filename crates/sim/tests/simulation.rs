@@ -102,3 +102,11 @@ fn a_driver_that_comes_up_late_is_news() {
 fn a_node_that_is_well_is_given_back_by_its_health_system() {
     keeps_its_promises(16396, &Wish::default());
 }
+
+/// A node had failed under somebody else's cordon, which a person lifted: it was cordoned again by the plan that gave its
+/// place to another one, and both were out.
+#[test]
+fn a_failed_node_that_is_cordoned_again_keeps_its_place() {
+    keeps_its_promises(9489, &Wish::default());
+    keeps_its_promises(13807, &Wish::default());
+}

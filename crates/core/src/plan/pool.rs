@@ -406,7 +406,7 @@ fn muster<'a>(
         let unsure = member.may_have_started();
         let walking = member.state().in_flight() || pending.is_some_and(State::in_flight);
         let moving = walking || mended || unsure;
-        let out = member.node.is_out() || moving;
+        let out = member.node.is_out() || moving || walk::has_lost_its_cordon(&member);
         // Of those out, the ones on a visit are ours; all others were taken out by somebody else.
         ledger.count(member.name, moving, out, out && !moving && member.walk().is_none());
         ties.count(policy, &member, moving, out);

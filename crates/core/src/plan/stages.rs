@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use super::bake;
 use super::members::{Freshness, Member};
 use super::pool::View;
+use super::walk::has_lost_its_cordon;
 use crate::api::{Promotion, StagePhase, StagePromotion, StageStatus, stamp};
 use crate::contract::{CANARY_LABEL, State};
 use crate::names::NodeName;
@@ -261,7 +262,7 @@ fn count(view: &View<'_>, stages: &[Stage], of: &[usize], members: &[Member<'_>]
         let done = state == State::UpgradeDone && member.sync == Freshness::InSync;
         let count = &mut counts[*stage];
         count.moving += usize::from(moving);
-        count.out += usize::from(moving || member.node.is_out());
+        count.out += usize::from(moving || member.node.is_out() || has_lost_its_cordon(member));
         if is_left_out(view, member) {
             continue;
         }

@@ -246,10 +246,7 @@ fn during_visit(
     if let Some(walk) = walk.with_pause(false, now) {
         return Decision::act(Reason::Moving { to: walk.state }, rewrite(view, member, visit, walk));
     }
-    // Whoever lifts the cordon of a failed node knows what it does; whoever lifts another one that was on it does not.
-    let lost_another = walk.state == State::UpgradeFailed && !visit.holds.cordon;
-    let needs_cordon = lost_another || (walk.state.in_flight() && walk.state > State::CordonRequired);
-    if needs_cordon && !member.node.unschedulable {
+    if has_lost_its_cordon(member) {
         return cordon_again(view, member, visit, walk);
     }
     if let Some(decision) = health::hold_again(view, member, visit, walk) {
@@ -344,6 +341,15 @@ pub(super) fn is_mended(policy: &Policy, member: &Member<'_>) -> bool {
     failure.is_some_and(|failure| is_replaced(member, failure))
         && (member.sync, member.driver_ready) == (Freshness::InSync, true)
         && label_state(policy, member.node) == Ok(State::UpgradeFailed)
+}
+
+/// It is in service for the moment and is about to be cordoned again: nobody gets its place meanwhile.
+pub(super) fn has_lost_its_cordon(member: &Member<'_>) -> bool {
+    let Standing::Visit(visit, walk) = member.standing else { return false };
+    // Whoever lifts the cordon of a failed node knows what it does; whoever lifts another one that was on it does not.
+    let lost_another = walk.state == State::UpgradeFailed && !visit.holds.cordon;
+    let needs_cordon = lost_another || (walk.state.in_flight() && walk.state > State::CordonRequired);
+    needs_cordon && !member.node.unschedulable
 }
 
 /// When a limit on the present state runs out. A new leader gets to try for itself first.

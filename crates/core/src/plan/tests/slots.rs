@@ -180,3 +180,19 @@ fn a_node_that_may_have_started_keeps_its_slot() {
     fleet.snapshot.setbacks.clear();
     assert_eq!(starts(&fleet), ["gpu-1"]);
 }
+
+/// Found by the simulation (seeds 9489 and 13807): a person lifted the cordon under which a node had failed, and it was
+/// cordoned again by the same plan that gave its place to another one.
+#[test]
+fn a_failed_node_that_is_cordoned_again_keeps_its_place() {
+    let mut fleet = outdated(2, json!({"maxParallelUpgrades": 0, "maxUnavailable": 1}))
+        .with(node("bad").at(State::UpgradeFailed).uncordoned());
+    assert_eq!(starts(&fleet), ["gpu-1"], "our own cordon: somebody wants it in service");
+    if let Some(Ok(visit)) = &mut fleet.node_mut("bad").visit {
+        visit.holds.cordon = false;
+    }
+    assert_eq!(starts(&fleet), [""; 0]);
+    let pending = Pending { moving_to: None, on_node: Some("bad".into()) };
+    fleet.snapshot.in_flight.insert(Object::Node("bad".into()), pending);
+    assert_eq!(starts(&fleet), [""; 0], "and while that is written");
+}
