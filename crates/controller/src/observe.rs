@@ -1,6 +1,7 @@
 //! Watches, as one stream of observations. No polling: after the first list only changes come.
 //!
-//! A watch that breaks is taken up again by itself; the stream tells of the error and waits a little first.
+//! A watch that breaks is taken up again by itself; the stream tells of the error and waits a little first. One that only
+//! stands still cannot be told from a quiet cluster: a new leader lists the nodes once more, see [`Watches::list_nodes`].
 
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use kube::{Api, Client, Resource};
 use pitcrew_core::api::{ClusterPolicy, DriverPolicy, NVIDIADriver, NicClusterPolicy, Rollout};
 use pitcrew_core::contract::{GPU_OPERATOR_LEASE, GPU_OPERATOR_SELECTOR, nvsentinel};
 use serde::de::DeserializeOwned;
+use tokio::sync::oneshot;
 
 use crate::scope::Kind;
 use crate::wire;
@@ -46,12 +48,14 @@ pub(crate) enum Observation {
 pub(crate) struct Watches {
     client: Client,
     streams: SelectAll<BoxStream<'static, Observation>>,
+    /// The watch of the nodes ends when this does.
+    nodes: Option<oneshot::Sender<()>>,
 }
 
 impl Watches {
     /// Starts the watches of these kinds.
     pub(crate) fn start(client: Client, kinds: impl Iterator<Item = Kind>) -> Self {
-        let mut watches = Self { client, streams: SelectAll::new() };
+        let mut watches = Self { client, streams: SelectAll::new(), nodes: None };
         kinds.for_each(|kind| watches.add_kind(kind));
         watches
     }
@@ -63,7 +67,7 @@ impl Watches {
             Kind::Definition => self.add(kind, all(), Observation::Definition),
             Kind::DriverPolicy => self.add(kind, all(), Observation::DriverPolicy),
             Kind::Rollout => self.add(kind, all(), Observation::Rollout),
-            Kind::Node => self.add(kind, all(), Observation::Node),
+            Kind::Node => self.list_nodes(),
             Kind::Pod => self.add(kind, all(), Observation::Pod),
             Kind::DaemonSet => self.add(kind, all(), Observation::DaemonSet),
             Kind::Revision => self.add(kind, all(), Observation::Revision),
@@ -82,6 +86,15 @@ impl Watches {
             // Readers look for it themselves.
             Kind::Leader => {}
         }
+    }
+
+    /// Lists the nodes, and watches them from there. A watch of them that there was ends.
+    pub(crate) fn list_nodes(&mut self) {
+        let (watching, ended) = oneshot::channel();
+        self.nodes = Some(watching);
+        let nodes = Api::all(self.client.clone());
+        let watch = observe(nodes, Kind::Node, watcher::Config::default(), Observation::Node);
+        self.streams.push(watch.take_until(ended).boxed());
     }
 
     fn add<K>(&mut self, kind: Kind, config: watcher::Config, wrap: fn(Event<K>) -> Observation)

@@ -29,7 +29,7 @@ use crate::execute::{Answer, Executor};
 use crate::lease::Elector;
 use crate::metrics::Metrics;
 use crate::observe::Watches;
-use crate::scope::{Feature, Scope};
+use crate::scope::{Feature, Kind as Watched, Scope};
 use crate::setback::{self, CallError};
 use crate::store::{Effect, Store};
 
@@ -213,9 +213,13 @@ impl Loop {
         self.metrics.leads(leads);
         if leads {
             self.store.snapshot.leading_since = self.clock.now();
+            // Whoever led before, ourselves included, may have started nodes, and a watch tells of that in its own time.
+            self.store.doubt(Watched::Node);
+            self.watches.list_nodes();
             self.pass_soon();
         } else {
-            // Whoever leads now decides from what is in the API. What we had sent is pinned to what we had seen.
+            // Whoever leads now, we ourselves once more perhaps, decides from what is in the API. What we had sent is pinned
+            // to what we had seen.
             self.in_flight.clear();
             self.store.snapshot.in_flight.clear();
             self.store.snapshot.setbacks.clear();

@@ -83,6 +83,11 @@ impl Store {
         self.tables.get(&kind).is_some_and(|table| table.listed)
     }
 
+    /// What is known of this kind counts only once it has been listed again.
+    pub(crate) fn doubt(&mut self, kind: Kind) {
+        self.table(kind).listed = false;
+    }
+
     /// Takes up what was observed.
     pub(crate) fn fold(&mut self, observation: Observation, now: Timestamp) -> Effect {
         match observation {

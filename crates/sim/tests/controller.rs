@@ -8,14 +8,16 @@ use std::time::Duration;
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Event, Node};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use kube::ResourceExt;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
+use pitcrew_controller::Clock;
 use pitcrew_controller::lease::Elector;
 use pitcrew_core::api::{Rollout, RolloutPhase};
 use pitcrew_sim::actors::Behaviour;
 use pitcrew_sim::api::{ApiServer, Fault};
-use pitcrew_sim::cluster::Cluster;
+use pitcrew_sim::cluster::{Cluster, controller};
 use pitcrew_sim::fleet::{Fleet, Workload};
 use serde_json::json;
 use tokio::sync::watch;
@@ -260,10 +262,48 @@ async fn when_the_leader_dies_another_takes_over_and_never_two_lead() {
     second.abort();
 }
 
+/// Names of nodes that are cordoned.
+async fn cordoned(cluster: &Cluster) -> Vec<String> {
+    let nodes = Api::<Node>::all(cluster.admin.clone()).list(&ListParams::default()).await.unwrap();
+    let is_closed = |node: &&Node| node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true));
+    nodes.iter().filter(is_closed).map(ResourceExt::name_any).collect()
+}
+
+/// Its watch of the nodes stands still, which nobody can tell from a fleet in which nothing happens.
+#[tokio::test(start_paused = true)]
+async fn a_new_leader_counts_the_nodes_that_have_started() {
+    let fleet = fleet(3).with_upgrade_policy(json!({
+        "autoUpgrade": true, "maxParallelUpgrades": 0, "maxUnavailable": 0,
+        "waitForCompletion": {"podSelector": "app=serve"},
+    }));
+    let (cluster, api, first) = cluster(&fleet).await;
+    let second = controller(api.client_as("two"), Clock::starting_at(api.now()), "two", None);
+    let second = tokio::spawn(async move { second.run(std::future::pending()).await.unwrap() });
+    cluster.set_driver_version(NEW).await.unwrap();
+    all_are(&cluster, "upgrade-required").await;
+    sleep(Duration::from_secs(1)).await;
+    api.lines().stall("two", "nodes", Instant::now() + Duration::from_hours(1));
+    let one = json!({"spec": {"driver": {"upgradePolicy": {"maxUnavailable": 1}}}});
+    cluster.patch_cluster_policy(one).await.unwrap();
+    sleep(Duration::from_secs(1)).await;
+    first.abort();
+    let started = cordoned(&cluster).await;
+    assert_eq!(started.len(), 1);
+    // With so much work on it, others would come first.
+    let container = json!({"name": "main", "image": "big", "resources": {"limits": {"nvidia.com/gpu": "4"}}});
+    let pod =
+        json!({"metadata": {"name": "big"}, "spec": {"nodeName": started[0], "containers": [container]}});
+    let pods = Api::<Pod>::namespaced(cluster.admin.clone(), "llm");
+    pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+    sleep(Duration::from_mins(1)).await;
+    assert_eq!(cordoned(&cluster).await, started);
+    second.abort();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_cannot_renew_stands_down_before_anybody_else_may_lead() {
     let api = ApiServer::new("2026-01-01T00:00:00Z".parse().unwrap());
-    let clock = pitcrew_controller::Clock::starting_at(api.now());
+    let clock = Clock::starting_at(api.now());
     let elect = |id: &str| {
         let (leading, leads) = watch::channel(false);
         let leases = Api::<Lease>::namespaced(api.client_as(id), "default");

@@ -110,3 +110,9 @@ fn a_failed_node_that_is_cordoned_again_keeps_its_place() {
     keeps_its_promises(9489, &Wish::default());
     keeps_its_promises(13807, &Wish::default());
 }
+
+/// A leader lost its Lease and got it back, and had forgotten a start that no watch had told it of yet.
+#[test]
+fn a_new_leader_knows_who_has_started() {
+    keeps_its_promises(11640, &Wish::default());
+}
