@@ -116,3 +116,11 @@ fn a_failed_node_that_is_cordoned_again_keeps_its_place() {
 fn a_new_leader_knows_who_has_started() {
     keeps_its_promises(11640, &Wish::default());
 }
+
+/// A visit found its node cordoned; that cordon was lifted, and a person cordoned the node again before we did.
+#[test]
+fn a_cordon_of_somebody_else_during_a_visit_stays() {
+    for seed in [7127, 7391, 8333, 11809] {
+        keeps_its_promises(seed, &Wish::default());
+    }
+}

@@ -133,7 +133,9 @@ impl Node {
         let ready = conditions.into_iter().any(|c| c["type"] == "Ready" && c["status"] == "True");
         let visit = annotation(VISIT_ANNOTATION).and_then(|record| Visit::parse(record).ok());
         let newly = cordoned && !before.is_some_and(|before| before.cordoned);
-        let ours = before.is_some_and(|before| before.visit.is_some());
+        // A cordon in place of ours cannot be told from it. On a visit that found the node cordoned there is none of
+        // ours, until it is cordoned again: whoever does that keeps it.
+        let ours = before.and_then(|before| before.visit.as_ref()).is_some_and(|visit| visit.holds.cordon);
         let foreign_cordon = cordoned
             && if newly {
                 change.by == By::Others && !ours

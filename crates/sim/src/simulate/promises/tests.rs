@@ -200,6 +200,17 @@ fn only_our_own_cordon_is_lifted_and_only_at_the_end() {
 }
 
 #[test]
+fn a_cordon_is_somebody_elses_on_a_visit_that_has_none() {
+    for ours in [true, false] {
+        let mut scene = Scene::new(&one_at_a_time());
+        for cordoned in [true, false, true] {
+            scene.fold("nodes", "a", &node_in("validation-required", cordoned, Some(ours)));
+        }
+        assert_eq!(scene.world.nodes["a"].foreign_cordon, !ours);
+    }
+}
+
+#[test]
 fn a_node_is_given_back_only_with_a_driver_that_is_ready() {
     let mut scene = Scene::new(&one_at_a_time());
     scene.fold_by(By::Us, "nodes", "a", &node_in("uncordon-required", true, Some(true)));
