@@ -124,3 +124,11 @@ fn a_cordon_of_somebody_else_during_a_visit_stays() {
         keeps_its_promises(seed, &Wish::default());
     }
 }
+
+/// A person had deleted the driver pod, and the wanted driver that came in its place hangs: NVSentinel keeps the node.
+#[test]
+fn a_node_in_quarantine_with_a_driver_that_does_not_come_up_is_at_its_end() {
+    for seed in [11132, 19415, 20696] {
+        keeps_its_promises(seed, &Wish::default());
+    }
+}

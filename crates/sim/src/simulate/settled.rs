@@ -49,6 +49,8 @@ fn missing(book: &Book, name: &str, node: &Node, aborted: bool, now: Timestamp) 
                 // Given back, it tries again much later.
                 Reason::BudgetBlocks { until: Some(until), .. } => now.duration_until(*until) > NEXT_TRY_MIN,
                 Reason::BudgetBlocks { .. } | Reason::BudgetNever { .. } => out_for_good(book, name) > 0,
+                // The wanted driver came without us, and does not come up: NVSentinel waits for that, and so do we.
+                Reason::Quarantined { .. } => node.quarantined && has_wanted_driver_down(book, name),
                 _ => false,
             };
             (!waits).then(|| format!("it waits in upgrade-required: {reason}"))
@@ -84,6 +86,11 @@ fn out_for_good(book: &Book, but: &str) -> usize {
 
 fn has_ready_driver(book: &Book, node: &str) -> bool {
     book.world.pods_on(node).any(|(_, pod)| pod.role == Role::Driver && pod.ready)
+}
+
+fn has_wanted_driver_down(book: &Book, node: &str) -> bool {
+    let mut drivers = book.world.pods_on(node).filter(|(_, pod)| pod.role == Role::Driver && !pod.deleting);
+    drivers.any(|(_, pod)| !pod.ready && is_of(&pod.image, &book.world.target))
 }
 
 fn not_done(book: &Book, name: &str, node: &Node) -> Option<String> {
