@@ -132,3 +132,11 @@ fn a_node_in_quarantine_with_a_driver_that_does_not_come_up_is_at_its_end() {
         keeps_its_promises(seed, &Wish::default());
     }
 }
+
+/// Broken by flaws that were found by other seeds.
+#[test]
+fn other_seeds_that_once_broke_a_promise_keep_it() {
+    for seed in [6004, 6229, 6465, 7858, 8401, 10463, 14001] {
+        keeps_its_promises(seed, &Wish::default());
+    }
+}
