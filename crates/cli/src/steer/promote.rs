@@ -29,6 +29,11 @@ pub(super) fn decide(look: &Look, wish: &Wish<'_>, now: Timestamp) -> anyhow::Re
         Some(_) => abort::choose(&reading, wish.rollout, false)?,
         None => only_staged(&reading)?,
     };
+    if rollout.is_taken_back() {
+        bail!(
+            "rollout {name} is taken back; there is nothing to promote (pitcrew clear {name} lets its version be tried again)"
+        );
+    }
     let stages = stages(rollout);
     if stages.is_empty() {
         bail!("rollout {name} has no stages; there is nothing to promote");

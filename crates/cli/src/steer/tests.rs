@@ -240,6 +240,9 @@ fn a_version_is_taken_back_and_cleared_in_somebodys_name() {
         told.push(take_back(Some("cluster-policy-9")).await);
         told.push(take_back(None).await);
         told.push(take_back(Some("cluster-policy-1")).await);
+        let promotion =
+            promote::Wish { rollout: Some("cluster-policy-1"), stage: None, by: "mei", skip_bake: true };
+        told.push(steer(stage, false, |look| promote::decide(look, &promotion, look.snapshot.now)).await);
         let back = |reading: &Reading<'_>| phase(reading, "cluster-policy-2") == Some(RolloutPhase::Done);
         stage.until("all nodes are back", back).await;
         told.push(take_back(Some("cluster-policy-2")).await);

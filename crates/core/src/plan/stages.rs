@@ -258,7 +258,8 @@ fn count(view: &View<'_>, stages: &[Stage], of: &[usize], members: &[Member<'_>]
     let mut counts = vec![Count::default(); stages.len()];
     for (member, stage) in members.iter().zip(of) {
         let state = member.state();
-        let moving = state.in_flight() || member.moving_to(view.policy).is_some_and(State::in_flight);
+        let begun = state.in_flight() || member.moving_to(view.policy).is_some_and(State::in_flight);
+        let moving = begun || member.may_have_started();
         let done = state == State::UpgradeDone && member.sync == Freshness::InSync;
         let count = &mut counts[*stage];
         count.moving += usize::from(moving);
