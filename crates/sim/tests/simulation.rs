@@ -140,3 +140,9 @@ fn other_seeds_that_once_broke_a_promise_keep_it() {
         keeps_its_promises(seed, &Wish::default());
     }
 }
+
+/// A deletion past its deadline was refused once, and nobody came back to it: the deadline hid the time of the next try.
+#[test]
+fn a_deletion_that_was_refused_after_its_deadline_is_tried_again() {
+    keeps_its_promises(40087, &Wish::default());
+}

@@ -344,6 +344,7 @@ fn delete(snapshot: &Snapshot, pod: &Pod, wake_at: &mut Option<Timestamp>) -> Op
     }
     let setback = snapshot.setbacks.get(&Object::Pod(pod.name.clone()));
     let retry_at = setback.map(|setback| setback.retry_at).filter(|at| *at > snapshot.now);
-    *wake_at = [*wake_at, retry_at].into_iter().flatten().min();
+    // A deadline that has passed must not hide it.
+    *wake_at = [wake_at.filter(|at| *at > snapshot.now), retry_at].into_iter().flatten().min();
     None
 }

@@ -173,7 +173,9 @@ fn remove(
         }
         Progress::Leaving { reason, actions, retry_at } => {
             blocked_for_long(view, member, (visit, walk), &reason).unwrap_or_else(|patience| {
-                let wake_at = [reason.until(), retry_at, patience].into_iter().flatten().min();
+                // A deadline that has passed must not hide the time at which something is tried again.
+                let times = [reason.until(), retry_at, patience].into_iter().flatten();
+                let wake_at = times.filter(|at| *at > now).min();
                 Decision { reason, actions, wake_at }
             })
         }

@@ -186,6 +186,20 @@ fn who_asks_for_it_has_them_deleted_past_their_budget_at_the_timeout_and_not_bef
 }
 
 #[test]
+fn a_deletion_that_is_refused_after_the_deadline_is_tried_again() {
+    let insistent = json!({"gpuPodDeletion": {"timeoutAction": "Delete"}});
+    let mut fleet = Fleet::new()
+        .policy(insistent)
+        .budget("web", 0)
+        .with(emptying("n").pod(pod("web-1").label("app", "web")));
+    fleet.wait(301);
+    assert!(fleet.decisions().contains(&"n delete work/web-1 (TimedOut)".to_owned()));
+    let again = fleet.snapshot.now + jiff::SignedDuration::from_secs(4);
+    fleet.setback(Object::Pod(ObjectName::new("work", "web-1")), SetbackKind::Refused, again);
+    assert_eq!(fleet.plan().wake_at, Some(again));
+}
+
+#[test]
 fn without_a_timeout_pods_are_waited_for_as_long_as_it_takes() {
     let patient = json!({"gpuPodDeletion": {"timeoutSeconds": 0}});
     let mut fleet = Fleet::new()
