@@ -64,7 +64,7 @@ fn the_same_seed_gives_the_same_figures() {
 }
 
 #[test]
-fn two_days_of_bake_pass_and_a_bad_driver_is_taken_back() {
+fn two_days_of_bake_pass_a_bad_driver_is_taken_back_and_a_budget_is_waited_for() {
     let figures = |scenario: &str| -> Value {
         let output = pitcrew(&["demo", "--nodes", "3", "--scenario", scenario, "--instant", "-o", "json"]);
         assert!(output.status.success(), "{output:?}");
@@ -76,6 +76,9 @@ fn two_days_of_bake_pass_and_a_bad_driver_is_taken_back() {
     let bad = figures("bad-driver");
     assert_eq!((&bad["endsOn"], &bad["visited"]), (&"560.35.03".into(), &1.into()));
     assert_eq!(bad["driversReady"]["560.35.03"], 3);
+    let closed = figures("pdb");
+    assert_eq!((&closed["endsOn"], &closed["done"]), (&"565.57.01".into(), &3.into()));
+    assert!(closed["virtualSeconds"].as_f64().unwrap() > 20.0 * 60.0, "{closed}");
     assert!(stdout(&pitcrew(&["demo", "--list"])).contains("\nbad-driver "));
 }
 

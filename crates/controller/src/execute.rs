@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, PatchOperation, ReplaceOperation, TestOperation};
 use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet};
+use k8s_openapi::api::batch::v1::Job;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ObjectMeta, Status};
 use kube::{Client, Resource};
@@ -47,6 +48,7 @@ pub(crate) enum Answer {
     RolloutCreated(Rollout),
     RolloutStatus(Rollout),
     Policy(DriverPolicy),
+    Job(Box<Job>),
     Nothing,
 }
 
@@ -100,6 +102,7 @@ impl Executor {
             Action::PutBack(PutBack::Template { daemon_set, uid, generation, revision }) => {
                 self.put_template_back(daemon_set, uid, *generation, revision).await
             }
+            Action::CreateJob { name, body } => self.create_job(name, body).await,
             Action::DeleteRollout { name, seen } => self.delete_rollout(name, *seen).await,
             Action::PolicyStatus { name, status } => self
                 .say::<DriverPolicy>(name, "driverpolicies/status", None, json!(status))
@@ -210,6 +213,14 @@ impl Executor {
         let rollout = Rollout { metadata, spec: spec.clone(), status: None };
         let (api, params) = (Api::<Rollout>::all(self.client.clone()), PostParams::default());
         self.call("create", "rollouts", api.create(&params, &rollout)).await.map(Answer::RolloutCreated)
+    }
+
+    async fn create_job(&self, name: &ObjectName, body: &Value) -> Result<Answer, CallError> {
+        let api = Api::<Job>::namespaced(self.client.clone(), &name.namespace);
+        let job: Job = serde_json::from_value(body.clone())
+            .map_err(|error| CallError::Unfit(format!("the gate makes no job: {error}")))?;
+        let params = PostParams::default();
+        self.call("create", "jobs", api.create(&params, &job)).await.map(|job| Answer::Job(Box::new(job)))
     }
 
     async fn delete_rollout(&self, name: &str, seen: ResourceVersion) -> Result<Answer, CallError> {

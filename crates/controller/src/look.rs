@@ -9,11 +9,13 @@ use std::time::Duration;
 use futures::stream::{self, BoxStream, StreamExt};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{DynamicObject, ListParams};
+use kube::core::NamespaceResourceScope;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
-use pitcrew_core::contract::{GPU_OPERATOR_LEASE, GPU_OPERATOR_SELECTOR, LEASE_NAME};
+use pitcrew_core::contract::{GATE_LABEL, GPU_OPERATOR_LEASE, GPU_OPERATOR_SELECTOR, LEASE_NAME};
 use pitcrew_core::names::ObjectName;
 use pitcrew_core::snapshot::Snapshot;
 use serde::de::DeserializeOwned;
@@ -147,6 +149,9 @@ impl<'a> Reader<'a> {
                     self.list(all().labels(GPU_OPERATOR_SELECTOR), Observation::Deployment).await?;
                 }
                 Kind::Breaker => self.list(all().fields(&observe::breaker()), Observation::Breaker).await?,
+                Kind::GateJob => self.list_gates(Observation::GateJob).await?,
+                Kind::GatePod => self.list_gates(Observation::GatePod).await?,
+                Kind::Matrix => self.read_matrix().await?,
                 Kind::Lease => self.read_operator_lease().await?,
                 Kind::Leader => self.read_leader().await?,
                 // Not in any reader's scope.
@@ -161,10 +166,31 @@ impl<'a> Reader<'a> {
     where
         K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
     {
+        self.list_from(Api::all(self.client.clone()), params, wrap).await
+    }
+
+    /// The Jobs of gates, or their pods.
+    async fn list_gates<K>(&mut self, wrap: fn(Event<K>) -> Observation) -> Result<(), Unfit>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned + Clone + Debug,
+    {
+        let api = Api::namespaced(self.client.clone(), &self.leader.lease.namespace);
+        self.list_from(api, ListParams::default().labels(GATE_LABEL), wrap).await
+    }
+
+    async fn list_from<K>(
+        &mut self,
+        api: Api<K>,
+        params: ListParams,
+        wrap: fn(Event<K>) -> Observation,
+    ) -> Result<(), Unfit>
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+    {
         let mut params = params.limit(PAGE);
         let mut first = true;
         loop {
-            let Some(page) = self.page::<K>(&params).await? else { return Ok(()) };
+            let Some(page) = page(&api, &params).await? else { return Ok(()) };
             if std::mem::take(&mut first) {
                 self.store.fold(wrap(Event::Init), self.now);
             }
@@ -208,22 +234,19 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    async fn page<K>(&self, params: &ListParams) -> Result<Option<kube::core::ObjectList<K>>, Unfit>
-    where
-        K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
-    {
-        let api = Api::<K>::all(self.client.clone());
-        match timeout(CALL, api.list(params)).await {
-            Ok(Ok(page)) => Ok(Some(page)),
-            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(None),
-            Ok(Err(error)) => Err(preflight::refused(&K::plural(&()), &error)),
-            Err(_) => Err(Unfit::Unreachable(format!("no answer within {} s", CALL.as_secs()))),
-        }
+    fn leases(&self) -> Api<Lease> {
+        Api::all(self.client.clone())
+    }
+
+    /// The version matrix is in our own namespace, and nowhere else may it have to be read.
+    async fn read_matrix(&mut self) -> Result<(), Unfit> {
+        let api = Api::<ConfigMap>::namespaced(self.client.clone(), &self.leader.lease.namespace);
+        self.list_from(api, ListParams::default().fields(&observe::matrix()), Observation::Matrix).await
     }
 
     /// The GPU Operator's Lease is a fact of the Snapshot.
     async fn read_operator_lease(&mut self) -> Result<(), Unfit> {
-        for lease in self.page::<Lease>(&named(GPU_OPERATOR_LEASE)).await?.into_iter().flatten() {
+        for lease in page(&self.leases(), &named(GPU_OPERATOR_LEASE)).await?.into_iter().flatten() {
             // The store counts a Lease from when it was seen renewed. We see it long after that, perhaps.
             let lasts =
                 lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(LEASE_SECONDS);
@@ -236,7 +259,7 @@ impl<'a> Reader<'a> {
     /// Ours tells who leads.
     async fn read_leader(&mut self) -> Result<(), Unfit> {
         let namespace = self.leader.lease.namespace.clone();
-        let ours = self.page::<Lease>(&named(LEASE_NAME)).await?.into_iter().flatten();
+        let ours = page(&self.leases(), &named(LEASE_NAME)).await?.into_iter().flatten();
         for lease in ours.filter(|lease| lease.metadata.namespace.as_deref() == Some(&*namespace)) {
             self.leader.see(&lease);
         }
@@ -250,6 +273,19 @@ impl<'a> Reader<'a> {
         }
         let namespace = &self.leader.lease.namespace;
         preflight::permissions(self.client, namespace, preflight::reads()).await.err().unwrap_or(unfit)
+    }
+}
+
+/// One page of a list; `None` if nobody serves the kind.
+async fn page<K>(api: &Api<K>, params: &ListParams) -> Result<Option<kube::core::ObjectList<K>>, Unfit>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+{
+    match timeout(CALL, api.list(params)).await {
+        Ok(Ok(page)) => Ok(Some(page)),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(None),
+        Ok(Err(error)) => Err(preflight::refused(&K::plural(&()), &error)),
+        Err(_) => Err(Unfit::Unreachable(format!("no answer within {} s", CALL.as_secs()))),
     }
 }
 
@@ -280,7 +316,7 @@ impl Watch {
         // What nobody serves cannot be watched. Leases are served everywhere.
         let anywhere = |kind: &Kind| matches!(kind, Kind::Lease | Kind::Leader);
         let served = scope.kinds().filter(|kind| store.knows(*kind) || anywhere(kind));
-        let watches = Watches::start(client.clone(), served);
+        let watches = Watches::start(client.clone(), namespace, served);
         let leases =
             if scope.has(Kind::Leader) { leases(client, namespace) } else { stream::pending().boxed() };
         Ok(Self { clock, store, leader, watches, leases, trouble: None })

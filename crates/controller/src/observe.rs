@@ -7,15 +7,19 @@ use std::time::Duration;
 
 use futures::stream::{self, BoxStream, SelectAll, StreamExt};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::core::NamespaceResourceScope;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
 use pitcrew_core::api::{ClusterPolicy, DriverPolicy, NVIDIADriver, NicClusterPolicy, Rollout};
-use pitcrew_core::contract::{GPU_OPERATOR_LEASE, GPU_OPERATOR_SELECTOR, nvsentinel};
+use pitcrew_core::contract::{
+    GATE_LABEL, GPU_OPERATOR_LEASE, GPU_OPERATOR_SELECTOR, MATRIX_CONFIG_MAP, nvsentinel,
+};
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 
@@ -23,6 +27,7 @@ use crate::scope::Kind;
 use crate::wire;
 
 /// Something that was seen.
+#[expect(clippy::large_enum_variant, reason = "an observation is taken up at once, never kept")]
 pub(crate) enum Observation {
     Node(Event<wire::Node>),
     Pod(Event<wire::Pod>),
@@ -40,6 +45,9 @@ pub(crate) enum Observation {
     Claim(Event<DynamicObject>),
     Slice(Event<DynamicObject>),
     Breaker(Event<ConfigMap>),
+    GateJob(Event<Job>),
+    GatePod(Event<Pod>),
+    Matrix(Event<ConfigMap>),
     /// A watch broke and is taken up again.
     Broken(Kind, watcher::Error),
 }
@@ -47,6 +55,8 @@ pub(crate) enum Observation {
 /// The watches that every cluster can serve, and room for those whose definitions appear later.
 pub(crate) struct Watches {
     client: Client,
+    /// Our own namespace.
+    namespace: String,
     streams: SelectAll<BoxStream<'static, Observation>>,
     /// The watch of the nodes ends when this does.
     nodes: Option<oneshot::Sender<()>>,
@@ -54,8 +64,9 @@ pub(crate) struct Watches {
 
 impl Watches {
     /// Starts the watches of these kinds.
-    pub(crate) fn start(client: Client, kinds: impl Iterator<Item = Kind>) -> Self {
-        let mut watches = Self { client, streams: SelectAll::new(), nodes: None };
+    pub(crate) fn start(client: Client, namespace: &str, kinds: impl Iterator<Item = Kind>) -> Self {
+        let namespace = namespace.to_owned();
+        let mut watches = Self { client, namespace, streams: SelectAll::new(), nodes: None };
         kinds.for_each(|kind| watches.add_kind(kind));
         watches
     }
@@ -81,6 +92,12 @@ impl Watches {
             }
             Kind::Deployment => self.add(kind, all().labels(GPU_OPERATOR_SELECTOR), Observation::Deployment),
             Kind::Breaker => self.add(kind, all().fields(&breaker()), Observation::Breaker),
+            Kind::GateJob => self.add_gates(kind, Observation::GateJob),
+            Kind::GatePod => self.add_gates(kind, Observation::GatePod),
+            Kind::Matrix => {
+                let ours = Api::namespaced(self.client.clone(), &self.namespace);
+                self.streams.push(observe(ours, kind, all().fields(&matrix()), Observation::Matrix));
+            }
             Kind::Claim => self.streams.push(allocations(self.client.clone(), &CLAIMS)),
             Kind::Slice => self.streams.push(allocations(self.client.clone(), &SLICES)),
             // Readers look for it themselves.
@@ -102,6 +119,17 @@ impl Watches {
         K: Resource<DynamicType = ()> + DeserializeOwned + Clone + std::fmt::Debug + Send + 'static,
     {
         self.streams.push(observe(Api::<K>::all(self.client.clone()), kind, config, wrap));
+    }
+
+    /// Gates' Jobs and pods are in one place, and few.
+    fn add_gates<K>(&mut self, kind: Kind, wrap: fn(Event<K>) -> Observation)
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+        K: DeserializeOwned + Clone + std::fmt::Debug + Send + 'static,
+    {
+        let api = Api::<K>::namespaced(self.client.clone(), &self.namespace);
+        let gates = watcher::Config::default().labels(GATE_LABEL);
+        self.streams.push(observe(api, kind, gates, wrap));
     }
 
     pub(crate) async fn next(&mut self) -> Option<Observation> {
@@ -135,6 +163,11 @@ where
 /// The field selector of NVSentinel's circuit breaker.
 pub(crate) fn breaker() -> String {
     format!("metadata.namespace={},metadata.name={}", nvsentinel::NAMESPACE, nvsentinel::BREAKER)
+}
+
+/// The field selector of the version matrix's ConfigMap, in our own namespace.
+pub(crate) fn matrix() -> String {
+    format!("metadata.name={MATRIX_CONFIG_MAP}")
 }
 
 /// A kind of dynamic resource allocation, which a cluster may serve in one of several versions.

@@ -10,7 +10,7 @@ use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
 use kube::core::ObjectMeta;
 use pitcrew_core::api::{DriverPolicy, Rollout};
-use pitcrew_core::contract::nvsentinel;
+use pitcrew_core::contract::{MATRIX_CONFIG_MAP, nvsentinel};
 
 use crate::scope::Feature;
 use crate::setback::sentence;
@@ -78,11 +78,17 @@ const BREAKER: Permission = feature(
     Feature::Nvsentinel,
     Permission { only: Some(nvsentinel::BREAKER), ..to("", "configmaps", "", SEES) },
 );
+/// The version matrix is looked for in the own namespace only.
+const MATRIX: Permission =
+    Permission { only: Some(MATRIX_CONFIG_MAP), here: true, ..to("", "configmaps", "", SEES) };
 /// What the DRA plugin offers.
 const SLICES: Permission = feature(Feature::Clients, to("resource.k8s.io", "resourceslices", "", SEES));
 /// Leadership is a matter of the own namespace; a live GPU Operator may be in any.
 const OWN_LEASE: Permission =
     Permission { here: true, ..to("coordination.k8s.io", "leases", "", &["get", "create", "update"]) };
+
+/// Gates run in the own namespace, and nowhere else.
+const GATES: Permission = Permission { here: true, ..to("batch", "jobs", "", &["list", "watch", "create"]) };
 
 /// All that the controller asks for.
 pub const PERMISSIONS: &[Permission] = &[
@@ -95,10 +101,12 @@ pub const PERMISSIONS: &[Permission] = &[
     to("apps", "deployments", "", SEES),
     to("policy", "poddisruptionbudgets", "", SEES),
     BREAKER,
+    MATRIX,
     to("resource.k8s.io", "resourceclaims", "", SEES),
     SLICES,
     to("coordination.k8s.io", "leases", "", SEES),
     OWN_LEASE,
+    GATES,
     to("apiextensions.k8s.io", "customresourcedefinitions", "", SEES),
     to("nvidia.com", "clusterpolicies", "", &["list", "watch", "patch"]),
     to("nvidia.com", "nvidiadrivers", "", &["list", "watch", "patch"]),
@@ -113,7 +121,7 @@ pub const PERMISSIONS: &[Permission] = &[
 /// list them, may not know. Definitions are not: they only tell when to begin.
 pub fn reads() -> impl Iterator<Item = Permission> {
     let seen = |p: &&Permission| p.verbs.contains(&"list") && p.resource != "customresourcedefinitions";
-    PERMISSIONS.iter().filter(seen).map(|permission| Permission { verbs: SEES, ..*permission })
+    PERMISSIONS.iter().filter(seen).map(|permission| Permission { verbs: SEES, here: false, ..*permission })
 }
 
 /// Checks that the cluster answers, that our definitions are there, and that we may do what we have to.

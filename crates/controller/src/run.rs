@@ -149,7 +149,7 @@ impl Loop {
         let scope = Scope::controller(&config.disabled);
         Self {
             clock: config.clock,
-            watches: Watches::start(client.clone(), scope.required()),
+            watches: Watches::start(client.clone(), &config.namespace, scope.required()),
             store: Store::new(snapshot, scope),
             executor: Arc::new(Executor::new(client, metrics.clone())),
             events,
@@ -389,6 +389,7 @@ impl Loop {
             Answer::RolloutCreated(rollout) => self.store.answer_rollout(rollout, true, now),
             Answer::RolloutStatus(rollout) => self.store.answer_rollout(rollout, false, now),
             Answer::Policy(policy) => self.store.answer_driver_policy(policy),
+            Answer::Job(job) => self.store.answer_gate_job(*job),
             Answer::NoNode | Answer::Nothing => {}
         }
         if let Action::PutBack(way) = action {

@@ -58,6 +58,9 @@ pub(crate) enum Kind {
     Claim,
     Slice,
     Breaker,
+    GateJob,
+    GatePod,
+    Matrix,
     /// Who leads. Only readers ask; a controller knows.
     Leader,
 }
@@ -73,7 +76,7 @@ impl Kind {
         }
     }
 
-    const ALL: [Kind; 17] = [
+    const ALL: [Kind; 20] = [
         Kind::Node,
         Kind::Pod,
         Kind::DaemonSet,
@@ -90,6 +93,9 @@ impl Kind {
         Kind::Claim,
         Kind::Slice,
         Kind::Breaker,
+        Kind::GateJob,
+        Kind::GatePod,
+        Kind::Matrix,
         Kind::Leader,
     ];
 }

@@ -23,6 +23,9 @@ pub(crate) enum CallError {
     /// The last look before the point of no return found something else than the plan had seen.
     #[error("the last look found that {0}")]
     LastLook(String),
+    /// What the plan asks for cannot be said to the API.
+    #[error("{0}")]
+    Unfit(String),
     /// The answer was not what the API promises.
     #[error(transparent)]
     Answer(#[from] crate::view::Incomplete),
@@ -61,7 +64,7 @@ impl CallError {
         match self {
             CallError::TimedOut(_) => true,
             CallError::Api(error) => !matches!(error, kube::Error::Api(_)),
-            CallError::LastLook(_) | CallError::Answer(_) => false,
+            CallError::LastLook(_) | CallError::Unfit(_) | CallError::Answer(_) => false,
         }
     }
 

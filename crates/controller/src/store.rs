@@ -10,14 +10,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Resource;
 use kube::core::DynamicObject;
 use kube::runtime::watcher::Event;
 use pitcrew_core::api::{DriverPolicy, Rollout};
+use pitcrew_core::gate::{GatePod, JobFacts};
 use pitcrew_core::names::{NodeName, ObjectName, ResourceVersion, Uid};
 use pitcrew_core::policy::Source;
-use pitcrew_core::snapshot::{Node, Object, Pod, Snapshot};
+use pitcrew_core::snapshot::{GpuOperator, Node, Object, Pod, Snapshot};
 use tracing::warn;
 
 use crate::observe::Observation;
@@ -156,6 +158,18 @@ impl Store {
             Observation::Breaker(event) => self.fold_kind(Kind::Breaker, event, |store, breaker| {
                 let now = Some(view::nvsentinel(&breaker));
                 std::mem::replace(&mut store.snapshot.nvsentinel, now) != now
+            }),
+            Observation::GateJob(event) => {
+                self.fold_kind(Kind::GateJob, event, |store, job| store.put_gate_job(&job))
+            }
+            Observation::GatePod(event) => self.fold_kind(Kind::GatePod, event, |store, object| {
+                let Some(pod) = GatePod::read(&object) else { return false };
+                store.snapshot.gate_pods.insert(pod.name.clone(), pod.clone()).as_ref() != Some(&pod)
+            }),
+            Observation::Matrix(event) => self.fold_kind(Kind::Matrix, event, |store, object| {
+                let now = Some(view::matrices(&object));
+                let before = std::mem::replace(&mut store.snapshot.matrices, now);
+                before != store.snapshot.matrices
             }),
             Observation::Definition(event) => self.fold_definition(&event),
             Observation::Broken(kind, error) => {
@@ -299,8 +313,18 @@ impl Store {
             }
             Kind::NicClusterPolicy => snapshot.sources.nic_cluster_policies.remove(plain).is_some(),
             Kind::Lease => snapshot.gpu_operator.lease.take().is_some(),
-            Kind::Deployment => snapshot.gpu_operator.deployments.remove(&deployment_text(name)),
+            Kind::Deployment => {
+                let text = deployment_text(name);
+                let versioned = snapshot.gpu_operator.versions.remove(&text).is_some();
+                snapshot.gpu_operator.deployments.remove(&text) || versioned
+            }
             Kind::Breaker => snapshot.nvsentinel.take().is_some(),
+            Kind::GateJob => {
+                snapshot.setbacks.remove(&Object::Job(name.clone()));
+                snapshot.gate_jobs.remove(name).is_some()
+            }
+            Kind::GatePod => snapshot.gate_pods.remove(name).is_some(),
+            Kind::Matrix => snapshot.matrices.take().is_some(),
             Kind::Definition | Kind::Leader => false,
         }
     }
@@ -340,6 +364,12 @@ impl Store {
         before.is_none_or(|before| before != Pod { version: before.version, ..pod })
     }
 
+    fn put_gate_job(&mut self, object: &Job) -> bool {
+        let Some(job) = JobFacts::read(object) else { return false };
+        self.snapshot.setbacks.remove(&Object::Job(job.name.clone()));
+        self.snapshot.gate_jobs.insert(job.name.clone(), job.clone()).as_ref() != Some(&job)
+    }
+
     fn put_driver_policy(&mut self, object: DriverPolicy) -> bool {
         let name = object.metadata.name.unwrap_or_default();
         let status = (object.metadata.generation.unwrap_or_default(), object.status.unwrap_or_default());
@@ -375,8 +405,14 @@ impl Store {
     fn put_deployment(&mut self, deployment: &Deployment) -> bool {
         let text = deployment_text(&object_name(&deployment.metadata));
         let available = deployment.status.as_ref().and_then(|s| s.available_replicas).unwrap_or(0);
-        let live = &mut self.snapshot.gpu_operator.deployments;
-        if available > 0 { live.insert(text) } else { live.remove(&text) }
+        let GpuOperator { deployments, versions, .. } = &mut self.snapshot.gpu_operator;
+        let version = view::operator_version(deployment.metadata.labels.as_ref());
+        let before = match version.clone() {
+            Some(version) => versions.insert(text.clone(), version),
+            None => versions.remove(&text),
+        };
+        let changed = if available > 0 { deployments.insert(text) } else { deployments.remove(&text) };
+        changed || before != version
     }
 
     /// The answer to a write on a node: a newer version of something that is still there.
@@ -403,6 +439,11 @@ impl Store {
         if let Some(rollout) = self.snapshot.rollouts.get_mut(&name).filter(|_| !created) {
             rollout.said_at = Some(now);
         }
+    }
+
+    /// The answer to the making of a gate's Job.
+    pub(crate) fn answer_gate_job(&mut self, object: Job) {
+        self.apply(Kind::GateJob, object, |store, job| store.put_gate_job(&job));
     }
 
     /// The answer to a write on a policy.

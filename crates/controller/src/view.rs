@@ -12,6 +12,7 @@ use pitcrew_core::contract::{
     ARGO_INSTANCE_LABEL, ARGO_TRACKING_ANNOTATION, CHECKPOINT_REQUESTED_ANNOTATION, CHECKPOINTED_ANNOTATION,
     CONFIG_DIGEST_ENV, FLUX_NAME_LABELS, REVISION_LABEL, TIMEOUT_ACTION_ANNOTATION, nvsentinel,
 };
+use pitcrew_core::matrix::{Files, Release};
 use pitcrew_core::names::{NodeName, ObjectName, ResourceVersion, Uid};
 use pitcrew_core::policy::{ClusterPolicyFacts, Source};
 use pitcrew_core::selector::Labels;
@@ -60,8 +61,13 @@ pub(crate) fn node(object: wire::Node) -> Result<(NodeName, Node), Incomplete> {
     node.unschedulable = object.spec.unschedulable;
     node.ready = is_true(&object.status.conditions, "Ready");
     let repaired = [nvsentinel::REMEDIATION_TAINT, nvsentinel::REMEDIATION_TAINT_TOO];
-    node.remediated = object.spec.taints.iter().any(|taint| repaired.contains(&taint.key.as_str()));
+    let repairs = |taint: &Value| taint["key"].as_str().is_some_and(|key| repaired.contains(&key));
+    node.remediated = object.spec.taints.iter().any(repairs);
+    node.taints = object.spec.taints;
     node.allocatable = extended(object.status.allocatable.iter());
+    let addresses = &object.status.addresses;
+    let internal = addresses.iter().find(|address| address.kind == "InternalIP");
+    node.address = internal.map(|address| address.address.as_str().into());
     node.boot_id = object.status.node_info.boot_id.as_str().into();
     node.conditions =
         object.status.conditions.iter().filter(|c| !is_kubelets(&c.kind)).map(condition).collect();
@@ -85,6 +91,19 @@ fn condition(condition: &wire::Condition) -> Condition {
 pub(crate) fn nvsentinel(breaker: &ConfigMap) -> NvSentinel {
     let status = breaker.data.as_ref().and_then(|data| data.get("status"));
     NvSentinel { tripped: status.is_some_and(|status| status == nvsentinel::TRIPPED) }
+}
+
+/// The version matrices in our ConfigMap.
+pub(crate) fn matrices(object: &ConfigMap) -> Files {
+    let files = object.data.iter().flatten();
+    Files::read(files.map(|(key, text)| (key.as_str(), text.as_str())))
+}
+
+/// The version that an operator's Deployment is labelled with: by its chart, or by OLM with the bundle it came from.
+pub(crate) fn operator_version(labels: Option<&Labels>) -> Option<Release> {
+    let label = |key: &str| labels.and_then(|labels| labels.get(key));
+    let bundle = label("olm.owner").and_then(|name| Release::from_bundle(name));
+    bundle.or_else(|| label("app.kubernetes.io/version").map(|version| Release::new(version)))
 }
 
 pub(crate) fn pod(object: wire::Pod) -> Result<Pod, Incomplete> {
@@ -357,7 +376,17 @@ pub(crate) fn revision(object: &wire::Revision) -> Option<TemplateRevision> {
     let from_name =
         || object.metadata.name.as_deref()?.strip_prefix(&owner.name)?.strip_prefix('-').map(str::to_owned);
     let hash = hash.or_else(from_name)?;
-    Some(TemplateRevision { owner: owner.uid.as_str().into(), number: object.revision, hash: hash.into() })
+    let containers =
+        || object.data["spec"]["template"]["spec"]["containers"].as_array().into_iter().flatten();
+    let mut env = containers().flat_map(|container| container["env"].as_array().into_iter().flatten());
+    let digest = env.find(|env| env["name"] == CONFIG_DIGEST_ENV).and_then(|env| env["value"].as_str());
+    Some(TemplateRevision {
+        owner: owner.uid.as_str().into(),
+        number: object.revision,
+        hash: hash.into(),
+        digest: digest.map(Into::into),
+        driver_version: containers().find_map(|c| DriverVersion::from_image(c["image"].as_str()?)),
+    })
 }
 
 pub(crate) fn budget(object: &PodDisruptionBudget) -> Budget {

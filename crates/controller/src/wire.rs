@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::Resource;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::Value;
 
 macro_rules! wire {
     ($name:ident like $full:ty) => {
@@ -52,12 +53,7 @@ pub(crate) struct NodeSpec {
     #[serde(default)]
     pub(crate) unschedulable: bool,
     #[serde(default)]
-    pub(crate) taints: Vec<Taint>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Taint {
-    pub(crate) key: String,
+    pub(crate) taints: Vec<Value>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -69,6 +65,15 @@ pub(crate) struct NodeStatus {
     pub(crate) allocatable: BTreeMap<String, IntOrString>,
     #[serde(default)]
     pub(crate) node_info: NodeInfo,
+    #[serde(default)]
+    pub(crate) addresses: Vec<Address>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Address {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) address: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -237,10 +242,13 @@ pub(crate) struct Terminated {
     pub(crate) message: String,
 }
 
-/// A ControllerRevision without its data, which is a whole pod template.
+/// A ControllerRevision. Its data is a whole pod template if it is a DaemonSet's, and anything at all otherwise.
+#[expect(clippy::struct_field_names, reason = "the API's own name")]
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Revision {
     pub(crate) metadata: ObjectMeta,
     pub(crate) revision: i64,
+    #[serde(default)]
+    pub(crate) data: serde_json::Value,
 }
 wire!(Revision like apps::v1::ControllerRevision);

@@ -51,6 +51,13 @@ pub enum Action {
         /// The version that was seen.
         seen: ResourceVersion,
     },
+    /// Have a gate checked.
+    CreateJob {
+        /// The Job's name: the same for the same check.
+        name: ObjectName,
+        /// The Job.
+        body: Box<Value>,
+    },
     /// Say what became of a policy.
     PolicyStatus {
         /// The DriverPolicy.
@@ -81,6 +88,7 @@ impl Action {
             | Action::RolloutStatus { name, .. }
             | Action::DeleteRollout { name, .. } => Some(Object::Rollout(name.clone())),
             Action::PutBack(way) => Some(way.object()),
+            Action::CreateJob { name, .. } => Some(Object::Job(name.clone())),
             Action::PolicyStatus { name, .. } => Some(Object::DriverPolicy(name.clone())),
             Action::Complain { .. } => None,
         }
@@ -148,6 +156,8 @@ pub struct NodePatch {
     pub annotations: Changes,
     /// Cordon or uncordon.
     pub unschedulable: Option<bool>,
+    /// All of its taints, if they are changed.
+    pub taints: Option<Vec<Value>>,
     /// The transition that this write makes, if it makes one.
     pub to: Option<Transition>,
     /// The event that tells of it.
@@ -224,10 +234,17 @@ impl NodePatch {
             metadata.insert("annotations".to_owned(), Value::Object(map(&self.annotations)));
         }
         let mut body = Map::from_iter([("metadata".to_owned(), Value::Object(metadata))]);
+        let mut spec = Map::new();
         if let Some(unschedulable) = self.unschedulable {
             // `null` removes the field, as an uncordon by kubectl does; `false` would stay in the object.
             let value = if unschedulable { json!(true) } else { Value::Null };
-            body.insert("spec".to_owned(), json!({ "unschedulable": value }));
+            spec.insert("unschedulable".to_owned(), value);
+        }
+        if let Some(taints) = &self.taints {
+            spec.insert("taints".to_owned(), if taints.is_empty() { Value::Null } else { json!(taints) });
+        }
+        if !spec.is_empty() {
+            body.insert("spec".to_owned(), Value::Object(spec));
         }
         Value::Object(body)
     }

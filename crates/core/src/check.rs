@@ -13,10 +13,10 @@ use crate::action::{Action, DeleteWhy, NodePatch, PodRef, RestartDriver};
 use crate::api::{Previous, Refresh, StagePhase};
 use crate::contract::{HEALTH_HOLD_ANNOTATION, State, VISIT_ANNOTATION};
 use crate::health::Shield;
-use crate::names::{NodeName, PoolName};
+use crate::names::{GateName, NodeName, PoolName};
 use crate::plan::{Plan, PoolPlan, PoolStatus, uses_device};
 use crate::policy::{self, Pick, Policy, Pool, Stage};
-use crate::snapshot::{Node, Object, Pod, Rollout, SetbackKind, Snapshot};
+use crate::snapshot::{DaemonSet, Node, Object, Pod, Rollout, SetbackKind, Snapshot};
 use crate::visit::{Visit, Walk};
 
 /// A promise that an action would break.
@@ -53,6 +53,10 @@ pub enum Promise {
     InOpenStages,
     /// S17: nothing starts towards a version that was taken back.
     NotTakenBack,
+    /// S7: a node is given back with a new driver only when all gates have let this very driver pass.
+    GatesPassed,
+    /// S18: nothing starts towards a version that an enforced matrix does not list.
+    OnlyListed,
 }
 
 impl fmt::Display for Promise {
@@ -67,6 +71,8 @@ impl fmt::Display for Promise {
             Promise::InWindows => "S15 never start outside of a window",
             Promise::InOpenStages => "S16 never start a node before its stage is open",
             Promise::NotTakenBack => "S17 never start towards a version that was taken back",
+            Promise::GatesPassed => "S7 never give a node back before its gates have passed",
+            Promise::OnlyListed => "S18 never start towards a version that an enforced matrix does not list",
         })
     }
 }
@@ -112,6 +118,8 @@ pub fn violations(snapshot: &Snapshot, plan: &Plan) -> Vec<Violation> {
             report(Promise::InWindows, out_of_hours(snapshot, policy, &mine));
             report(Promise::InOpenStages, before_their_stage(snapshot, policy, done, &mine));
             report(Promise::NotTakenBack, taken_back(snapshot, policy, done, &mine));
+            report(Promise::GatesPassed, before_its_gates(snapshot, policy, &mine));
+            report(Promise::OnlyListed, not_listed(snapshot, policy, done, &mine));
         }
     }
     found.extend(on_nobodys_behalf(plan, &claimed));
@@ -397,6 +405,47 @@ fn taken_back(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[(us
     starts.map(|(i, patch)| (i, patch.node.clone())).collect()
 }
 
+/// Ends of visits with a driver that some gate has not let pass: by what the visit says, of the pod that runs now.
+fn before_its_gates(snapshot: &Snapshot, policy: &Policy, mine: &[(usize, &Action)]) -> Broken {
+    let wanted: Vec<_> = policy.rollout.gates.iter().filter(|gate| gate.stage_nodes.is_none()).collect();
+    let ends = patches(mine).filter(|(_, patch)| {
+        let to = patch.to.as_ref();
+        to.is_some_and(|t| t.to == State::UpgradeDone && t.from == State::UncordonRequired)
+    });
+    let proven = |node: &NodeName| {
+        let walk = visit(snapshot, node).and_then(|visit| visit.drivers.get(&policy.driver));
+        let driver =
+            |pod: &&Pod| policy.is_driver(&pod.name.namespace, &pod.labels) && pod.deleting.is_none();
+        let pod = snapshot.pods_on(node).find(driver);
+        let runs = pod.map(|pod| format!("{}/{:x}", pod.uid, pod.incarnation));
+        let passed = |gate: &GateName| walk.and_then(|walk| walk.gates.get(gate)?.passed.clone());
+        wanted.iter().all(|gate| runs.is_some() && passed(&gate.name) == runs)
+    };
+    ends.filter(|(_, patch)| !proven(&patch.node)).map(|(i, patch)| (i, patch.node.clone())).collect()
+}
+
+/// Starts towards a version that no entry of an enforced matrix lists, a matrix that is not there or cannot be read
+/// included. A node without any driver is brought one, and the way back is always open.
+fn not_listed(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
+    let Some(key) = policy.rollout.matrix.as_ref().filter(|m| m.enforce).map(|m| m.key.as_str()) else {
+        return Vec::new();
+    };
+    let is_way_back = rollout(snapshot, done).is_some_and(|rollout| rollout.spec.rollback_of.is_some());
+    if is_way_back || goes_back(snapshot, done) {
+        return Vec::new();
+    }
+    let matrix = snapshot.matrices.as_ref().and_then(|files| files.get(key)?.ok());
+    let is_listed = |set: &DaemonSet| {
+        let version = set.driver_version.as_ref();
+        let mut entries = matrix.into_iter().flat_map(|matrix| matrix.entries.values());
+        version.is_some() && entries.any(|entry| entry.driver.as_ref() == version)
+    };
+    let listed = |name: &NodeName| driver_sets(snapshot, policy, name).into_iter().any(is_listed);
+    let starts = starts(mine).filter(|(_, patch)| !listed(&patch.node));
+    let starts = starts.filter(|(_, patch)| !only_loads(snapshot, policy, &patch.node));
+    starts.map(|(i, patch)| (i, patch.node.clone())).collect()
+}
+
 fn has_failed(policy: &Policy, node: &Node) -> bool {
     let visit = node.visit.as_ref().and_then(|visit| visit.as_ref().ok());
     let recorded = visit.and_then(|visit| visit.drivers.get(&policy.driver)).map(|walk| walk.state);
@@ -414,6 +463,19 @@ fn comes_back_out(policy: &Policy, node: &Node) -> bool {
 fn only_loads(snapshot: &Snapshot, policy: &Policy, name: &NodeName) -> bool {
     let waits = |node: &Node| node.annotations.get(&policy.keys.safe_load).is_some_and(|v| !v.is_empty());
     snapshot.nodes.get(name).is_some_and(waits) && driver_is_current(snapshot, policy, name) == Some(true)
+}
+
+/// The DaemonSets that make the node's driver pods; if it has none of them, those that are meant for it.
+fn driver_sets<'a>(snapshot: &'a Snapshot, policy: &Policy, name: &NodeName) -> Vec<&'a DaemonSet> {
+    let Some(node) = snapshot.nodes.get(name) else { return Vec::new() };
+    let sets = snapshot.daemon_sets.values().filter(|ds| policy.is_driver(&ds.name.namespace, &ds.labels));
+    let owns = |set: &DaemonSet| {
+        let mut owners = snapshot.pods_on(name).filter_map(|pod| pod.owner.as_ref());
+        owners.any(|owner| owner.uid == set.uid)
+    };
+    let is_meant = |set: &DaemonSet| set.node_selector.iter().all(|(k, v)| node.labels().get(k) == Some(v));
+    let (making, others): (Vec<_>, Vec<_>) = sets.partition(|set| owns(set));
+    if making.is_empty() { others.into_iter().filter(|set| is_meant(set)).collect() } else { making }
 }
 
 /// Whether the node's driver pod is of the newest template; `None` if nobody can tell.

@@ -56,6 +56,14 @@ pub const LOG_TARGET: &str = "controllers.Upgrade";
 pub const LEASE_NAME: &str = "pitcrew-controller";
 /// The Lease that a running GPU Operator holds.
 pub const GPU_OPERATOR_LEASE: &str = "53822513.nvidia.com";
+/// The ConfigMap of the version matrix, in pitcrew's own namespace.
+pub const MATRIX_CONFIG_MAP: &str = "gpu-version-matrix";
+/// The key of the matrix in it, if the policy does not say: the name of the documented file.
+pub const MATRIX_KEY: &str = "gpu-version-matrix.yaml";
+/// Node label of GPU Feature Discovery: the CUDA version that the loaded driver offers.
+pub const CUDA_LABEL: &str = "nvidia.com/cuda.runtime-version.full";
+/// Node label of GPU Feature Discovery: the version of the loaded driver.
+pub const DRIVER_VERSION_LABEL: &str = "nvidia.com/cuda.driver-version.full";
 /// The label of a GPU Operator's Deployment.
 pub const GPU_OPERATOR_SELECTOR: &str = "app.kubernetes.io/component=gpu-operator";
 /// Which NVIDIADriver a node belongs to.
@@ -260,6 +268,9 @@ pub struct Keys {
     pub requested: String,
     /// Node annotation: an upgrade controller looks after this node, so driver-managers stay passive.
     pub enabled: String,
+    /// Taint of nodes that are still to be upgraded, effect `PreferNoSchedule`: work that leaves one node should not have
+    /// to leave the next one too.
+    pub pending: String,
     /// Reason of the events on the node.
     pub event_reason: String,
 }
@@ -277,6 +288,7 @@ impl Keys {
             safe_load: shared(".driver-wait-for-safe-load"),
             requested: shared("-requested"),
             enabled: shared("-enabled"),
+            pending: format!("pitcrew.dev/{name}-upgrade-pending"),
             event_reason: format!("{}DriverUpgrade", name.as_str().to_uppercase()),
         }
     }

@@ -5,12 +5,14 @@
 //!  tree.rs     YAML, with the place of each value in the text     read.rs     a tree becomes a Matrix, or Problems
 //!  diff.rs     what changes from one entry to another             promote.rs  the text in which canary is current
 //!  drift.rs    an entry against what runs                         release.rs  versions that are no driver's
+//!  listed.rs   whether a version is listed, in a ConfigMap
 //! ```
 //!
 //! A planner asks [`Matrix::allows`] whether a target is listed and [`drift`](fn@drift) what runs otherwise than stated.
 
 mod diff;
 mod drift;
+mod listed;
 mod problem;
 mod promote;
 mod read;
@@ -24,6 +26,7 @@ use std::fmt;
 
 pub use diff::{FieldChange, diff};
 pub use drift::{Drift, Observed, Seen, Tally, Verdict, Why, drift};
+pub use listed::{Files, Place, Unlisted, WhyUnlisted, find, listing};
 pub use problem::{Problem, Problems};
 pub use promote::{CannotPromote, Promotion, promoted};
 pub use release::Release;

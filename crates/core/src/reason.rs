@@ -16,10 +16,13 @@ mod culprit;
 mod next;
 mod words;
 
+use std::sync::Arc;
+
 use jiff::{SignedDuration, Timestamp};
 
 use crate::api::StagePhase;
 use crate::contract::State;
+use crate::matrix::Unlisted;
 use crate::names::{DriverName, NodeName, ObjectName};
 use crate::visit::{Cause, Finding};
 
@@ -226,6 +229,11 @@ pub enum Reason {
         /// What went wrong.
         why: String,
     },
+    /// Nobody can say that the version matrix lists this version, and the policy wants that.
+    NotInMatrix {
+        /// Where the matrix is, and why: one answer for all nodes of a DaemonSet.
+        unlisted: Arc<Unlisted>,
+    },
     /// The rollout was aborted.
     Aborted {
         /// Which.
@@ -398,6 +406,7 @@ impl Reason {
             Reason::StageClosed { .. } => "stage-closed",
             Reason::StageFailed { .. } => "stage-failed",
             Reason::Condemned { .. } => "condemned",
+            Reason::NotInMatrix { .. } => "not-in-matrix",
             Reason::Aborted { .. } => "aborted",
             Reason::CannotBeEmptied { .. } => "cannot-be-emptied",
             Reason::DriverStopping { .. } => "driver-stopping",
@@ -467,6 +476,7 @@ impl Reason {
             | Reason::TooManyFailed { .. }
             | Reason::StageFailed { .. }
             | Reason::Condemned { .. }
+            | Reason::NotInMatrix { .. }
             | Reason::CannotBeEmptied { .. }
             | Reason::PoolFrozen { .. }
             | Reason::TwoPolicies { .. }

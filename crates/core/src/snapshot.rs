@@ -15,6 +15,8 @@ use serde_json::Value;
 use crate::api::{DriverPolicySpec, DriverPolicyStatus, RolloutSpec, RolloutStatus};
 use crate::clients::ClientKind;
 use crate::contract::State;
+use crate::gate::{GateJob, GatePod, JobFacts};
+use crate::matrix::{self, Release};
 use crate::names::{DriverName, NodeName, ObjectName, ResourceVersion, RevisionHash, Uid};
 use crate::policy::{ClusterPolicyFacts, Source};
 use crate::selector::Labels;
@@ -48,10 +50,16 @@ pub struct Snapshot {
     pub sources: Sources,
     /// Rollouts so far.
     pub rollouts: BTreeMap<String, Rollout>,
+    /// Jobs of gates …
+    pub gate_jobs: BTreeMap<ObjectName, JobFacts>,
+    /// … and their pods, wherever they are.
+    pub gate_pods: BTreeMap<ObjectName, GatePod>,
     /// Signs of a GPU Operator.
     pub gpu_operator: GpuOperator,
     /// NVSentinel, if it is there.
     pub nvsentinel: Option<NvSentinel>,
+    /// The version matrices in our ConfigMap; `None`: there is no such ConfigMap.
+    pub matrices: Option<matrix::Files>,
     /// What was sent and has not been answered yet.
     pub in_flight: BTreeMap<Object, Pending>,
     /// What went wrong with an object, and when it may be tried again.
@@ -83,8 +91,11 @@ impl Snapshot {
             slices: None,
             sources: Sources::default(),
             rollouts: BTreeMap::new(),
+            gate_jobs: BTreeMap::new(),
+            gate_pods: BTreeMap::new(),
             gpu_operator: GpuOperator::default(),
             nvsentinel: None,
+            matrices: None,
             in_flight: BTreeMap::new(),
             setbacks: BTreeMap::new(),
             leaving: BTreeMap::new(),
@@ -98,6 +109,16 @@ impl Snapshot {
     /// The pods on a node.
     pub fn pods_on(&self, node: &NodeName) -> impl Iterator<Item = &Pod> {
         self.pods.get(node).into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// A gate's Job with what its pods tell.
+    pub fn gate_job(&self, name: &ObjectName) -> Option<GateJob> {
+        let job = self.gate_jobs.get(name)?;
+        // A Job's pods are called as it is, and a little more.
+        let named = self.gate_pods.range(name..);
+        let pods =
+            named.take_while(|(pod, _)| pod.namespace == name.namespace && pod.name.starts_with(&*name.name));
+        Some(job.with(pods.map(|(_, pod)| pod), self.now))
     }
 
     /// Whether something was sent for this object and not answered.
@@ -153,6 +174,20 @@ pub struct TemplateRevision {
     pub number: i64,
     /// What its pods are labelled with.
     pub hash: RevisionHash,
+    /// `DRIVER_CONFIG_DIGEST` of it.
+    pub digest: Option<Box<str>>,
+    /// The driver version, where the image's tag tells it.
+    pub driver_version: Option<DriverVersion>,
+}
+
+impl TemplateRevision {
+    /// It may be of the template that a DaemonSet has. News of a revision may come before news of its DaemonSet, which
+    /// then still looks as if its controller had caught up.
+    pub fn may_be_of(&self, daemon_set: &DaemonSet) -> bool {
+        let DaemonSet { digest, driver_version, .. } = daemon_set;
+        (self.digest.is_none() || self.digest == *digest)
+            && (self.driver_version.is_none() || self.driver_version == *driver_version)
+    }
 }
 
 /// A PodDisruptionBudget.
@@ -265,6 +300,8 @@ pub struct GpuOperator {
     pub lease: Option<(String, Timestamp)>,
     /// Its Deployments with available replicas.
     pub deployments: BTreeSet<String>,
+    /// The version that each of its Deployments is labelled with, whether it runs or not.
+    pub versions: BTreeMap<String, Release>,
 }
 
 impl GpuOperator {
@@ -284,6 +321,8 @@ pub enum Object {
     Pod(ObjectName),
     /// A rollout.
     Rollout(String),
+    /// A gate's Job.
+    Job(ObjectName),
     /// A DriverPolicy.
     DriverPolicy(String),
     /// A DaemonSet.
@@ -312,6 +351,17 @@ pub struct Setback {
     pub attempts: u32,
     /// Not to be tried again before.
     pub retry_at: Timestamp,
+}
+
+impl Setback {
+    /// What went wrong, in a few words.
+    pub fn says(&self) -> &str {
+        match &self.kind {
+            SetbackKind::Stale => "what became of the last try is not known yet",
+            SetbackKind::Refused => "it was refused",
+            SetbackKind::Error(what) => what,
+        }
+    }
 }
 
 /// What went wrong.

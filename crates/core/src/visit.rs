@@ -10,7 +10,8 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::contract::State;
-use crate::names::{DriverName, ObjectName, RevisionHash, Uid};
+use crate::gate::Numbers;
+use crate::names::{DriverName, GateName, ObjectName, RevisionHash, Uid};
 
 /// The format that this program writes. It reads no other: a newer one belongs to a newer pitcrew.
 const FORMAT: u32 = 1;
@@ -25,6 +26,9 @@ pub struct Visit {
     pub rollout: Option<String>,
     /// Since when.
     pub since: Timestamp,
+    /// The node came up with a driver whose stage is not open: it was taken out to be proven.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub early: bool,
     /// What was set on the node and is put back at the end.
     #[serde(default)]
     pub holds: Holds,
@@ -91,9 +95,31 @@ pub struct Walk {
     /// The driver pod whose trouble was told in an event: once each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub told: Option<Uid>,
+    /// What gates have said, by their names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub gates: Gates,
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
+}
+
+/// What gates have said on one node, by their names.
+pub type Gates = BTreeMap<GateName, GateNote>;
+
+/// What one gate has said on a node.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GateNote {
+    /// What it measured before the driver was restarted, as far as that is compared later. `None`: nobody asked it, since
+    /// the node had no driver that worked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<Numbers>,
+    /// The driver that it let pass.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passed: Option<String>,
+    /// How long that took.
+    #[serde(default, skip_serializing_if = "is_zero_seconds")]
+    pub seconds: i64,
 }
 
 /// Time that does not count against a deadline.
@@ -160,6 +186,17 @@ pub enum Cause {
         /// The limit.
         seconds: i64,
     },
+    /// A gate says no, or could not be asked.
+    Gate {
+        /// Which.
+        gate: GateName,
+        /// What it says.
+        #[serde(flatten)]
+        found: Finding,
+        /// The end of its log.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        log: String,
+    },
     /// Validation did not pass in time.
     NotValidated {
         /// What was missing.
@@ -178,7 +215,18 @@ impl Cause {
             | Cause::PodsDidNotLeave { found, .. }
             | Cause::DriverNotReady { found, .. }
             | Cause::ClientNotBack { found, .. }
+            | Cause::Gate { found, .. }
             | Cause::NotValidated { found, .. } => found,
+        }
+    }
+}
+
+impl Cause {
+    /// The end of the log of what failed, if it left one.
+    pub fn log(&self) -> Option<&str> {
+        match self {
+            Cause::Gate { log, .. } => Some(log.as_str()).filter(|log| !log.is_empty()),
+            _ => None,
         }
     }
 }
@@ -196,6 +244,7 @@ impl fmt::Display for Cause {
             Cause::ClientNotBack { client, found, seconds } => {
                 write!(f, "driver client daemonset/{client} not back after {seconds} s: {found}")
             }
+            Cause::Gate { gate, found, .. } => write!(f, "gate {gate} {found}"),
             Cause::NotValidated { found, seconds } => write!(f, "not validated after {seconds} s: {found}"),
         }
     }
@@ -254,7 +303,7 @@ impl fmt::Display for Finding {
 }
 
 /// What stays on a node of its last visit.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LastVisit {
     /// The rollout that it belonged to.
@@ -268,12 +317,26 @@ pub struct LastVisit {
     /// The boot that it ended in: a driver that started again since then may have been told to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot: Option<String>,
+    /// The node had come up with a driver whose stage was not open.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub early: bool,
+    /// The rollout in which each driver was last brought up, …
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub rollouts: BTreeMap<DriverName, String>,
+    /// … and what gates said of it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub gates: BTreeMap<DriverName, Gates>,
     /// It was left cordoned, because somebody else's cordon was on it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cordoned: bool,
 }
 
 impl LastVisit {
+    /// The rollout in which a driver was last brought up on the node.
+    pub fn rollout_of(&self, driver: &DriverName) -> Option<&str> {
+        self.rollouts.get(driver).map(String::as_str)
+    }
+
     /// How long it took, if it tells how long a visit takes.
     pub fn took(&self) -> Option<SignedDuration> {
         self.began.map(|began| self.ended.duration_since(began))
@@ -310,6 +373,7 @@ impl Visit {
             v: FORMAT,
             rollout,
             since: now,
+            early: false,
             holds,
             before: None,
             drivers: BTreeMap::from([(driver, walk)]),
@@ -355,6 +419,7 @@ impl Walk {
             came_back: 0,
             recordoned: None,
             told: None,
+            gates: Gates::new(),
             failure: None,
         }
     }
@@ -373,6 +438,8 @@ impl Walk {
         Self {
             attempts: self.attempts.saturating_add(1),
             replace,
+            // What was measured before the visit is still what was before the visit.
+            gates: self.gates.clone(),
             ..Self::begin(State::UpgradeRequired, now, target)
         }
     }

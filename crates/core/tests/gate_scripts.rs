@@ -81,7 +81,8 @@ impl Bench {
             places: &places,
             sample: Sample::After,
             attempt: 1,
-            target: "7d9f",
+            subject: "7d9f",
+            kept: pitcrew_core::gate::KEPT,
             version: None,
             previous: None,
         };

@@ -184,6 +184,7 @@ impl Stage {
         let scenario = self.story.scenario;
         let behaviour = scenario.behaviour(Behaviour::default().with_timing(Timing::real()));
         let cluster = Cluster::embedded(&self.story.fleet(), self.story.seed, behaviour).await?;
+        scenario.set_up(&cluster).await?;
         let Some(api) = &cluster.api else { bail!("the cluster is not embedded") };
         let mut witness = Witness::start(api, &cluster.admin);
         let record = Arc::new(Mutex::new(Record::begin(FROM.parse()?, cluster.clock.now())));
@@ -204,6 +205,12 @@ impl Stage {
             .story
             .speed
             .map(|speed| tokio::spawn(pace(speed, cluster.clock.clone(), self.now.clone(), record.clone())));
+        let updates = self.updates.clone();
+        let say = move |after: Duration, what: String| {
+            let at = i64::try_from(after.as_secs()).unwrap_or(i64::MAX);
+            let _ = updates.send(Update::Decided(Decision { at, what }));
+        };
+        let people = tokio::spawn(scenario.meanwhile(cluster.admin.clone(), say));
         let (moves, stands_still) = self.story.expected();
         let patience = PATIENCE + 10 * moves + 2 * stands_still;
         let over = tokio::select! {
@@ -211,6 +218,7 @@ impl Stage {
             ended = &mut controller => { ended??; bail!("the controller ended by itself") }
         };
         let virtual_seconds = cluster.clock.now().duration_since(began).as_secs_f64();
+        people.abort();
         if let Some(pace) = pace {
             pace.abort();
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 use pitcrew_controller::Leader;
-use pitcrew_core::api::StageStatus;
+use pitcrew_core::api::{MatrixStatus, StageStatus};
 use pitcrew_core::contract::State;
 use pitcrew_core::names::NodeName;
 use pitcrew_core::plan::{PoolPlan, PoolStatus, Verdict, newest_rollout};
@@ -75,6 +75,9 @@ pub(crate) struct PoolReport {
     /// How far each stage is; none if the pool goes as one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) stages: Vec<StageStatus>,
+    /// What the version matrix says, if the policy names one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) matrix: Option<MatrixStatus>,
     pub(crate) counts: Counts,
     pub(crate) limits: Limits,
     /// Nodes that somebody else took out.
@@ -241,6 +244,7 @@ impl PoolReport {
             versions: versions(plan, &nodes),
             rollout: rollout(snapshot, pool, plan),
             stages: plan.stages.clone(),
+            matrix: plan.matrix.clone(),
             counts,
             limits: limits(plan, counts),
             foreign: plan.ledger.foreign.iter().map(|node| foreign(snapshot, node)).collect(),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use jiff::tz::TimeZone;
+use pitcrew_core::api::MatrixStatus;
 use pitcrew_core::contract::State;
 use pitcrew_sim::actors::{Behaviour, Fault, Nodes, Timing};
 use pitcrew_sim::fleet::{Fleet, Workload};
@@ -65,6 +66,7 @@ fn pool(phase: Phase, nodes: Vec<NodeReport>) -> PoolReport {
             rollback: None,
         }),
         stages: vec![],
+        matrix: None,
         counts: Counts {
             total: nodes.len(),
             done: count(Kind::Done),
@@ -140,6 +142,31 @@ fn in_trouble() -> PoolReport {
     ];
     let foreign = Foreign { node: "gpu-02".to_owned(), cordoned: true, ready: true };
     PoolReport { foreign: vec![foreign], ..pool(Phase::Running, nodes) }
+}
+
+#[test]
+fn the_version_matrix_is_told_only_if_something_is_wrong_with_it() {
+    let matrix = |listed, message: &str| MatrixStatus {
+        listed,
+        message: message.to_owned(),
+        not_observed: vec!["sriov".to_owned()],
+        ..MatrixStatus::default()
+    };
+    let quiet = |matrix| PoolReport { matrix: Some(matrix), ..pool(Phase::Done, vec![done("gpu-01")]) };
+    let well = quiet(matrix(true, "driver 565.57.01 is listed (canary)"));
+    assert_eq!(words(&report(vec![well.clone()]), None).lines().count(), 1);
+    let drifts = MatrixStatus {
+        drift: vec!["canary: cuda is 12.6 on 1 node, not 12.8".to_owned()],
+        reminder: Some("driver 565.57.01 is on every node, and the matrix has it as canary: pitcrew matrix promote --commit".to_owned()),
+        ..matrix(false, "driver 565.57.01 is not in the version matrix")
+    };
+    let why = "driver 565.57.01 is not in the version matrix; nothing starts without that";
+    let refused = |name| node(name, State::UpgradeRequired, Kind::Blocked, "not-in-matrix", why);
+    let waiting = PoolReport {
+        matrix: Some(matrix(false, "driver 565.57.01 is not in the version matrix")),
+        ..pool(Phase::Running, vec![refused("gpu-01"), refused("gpu-02")])
+    };
+    insta::assert_snapshot!(words(&report(vec![quiet(drifts), waiting]), None));
 }
 
 #[test]

@@ -19,6 +19,9 @@ const NAMES_WIDTH: usize = 60;
 /// Rows stand under their heading.
 const INDENT: usize = 2;
 
+/// The code of the reason of nodes whose version is not in the matrix: one sentence is true for all of them.
+const NOT_IN_MATRIX: &str = "not-in-matrix";
+
 /// What text is made with.
 pub(crate) struct Pen {
     pub(crate) style: Style,
@@ -75,7 +78,7 @@ fn pool(pool: &PoolReport, running: bool, pen: &Pen) -> String {
         text += &pen.style.fold(&format!("  {} ", pen.style.glyph(Kind::Blocked)), message, INDENT + 2);
     }
     if is_quiet(pool) {
-        return text;
+        return text + &matrix(pool, pen);
     }
     text += &pen.style.fold("  ", &pen.style.dim(&origin(pool, &pen.times)), INDENT);
     if pool.phase != Phase::Frozen && pool.counts.total > 0 {
@@ -89,8 +92,21 @@ fn pool(pool: &PoolReport, running: bool, pen: &Pen) -> String {
         let resume = format!("autoUpgrade is false; go on with: pitcrew resume {}", pool.name);
         text += &pen.style.fold(&format!("  {} ", pen.style.glyph(Kind::Paused)), &resume, INDENT + 2);
     }
+    text += &matrix(pool, pen);
     text += &foreign(&pool.foreign, pen);
     text + &rows(pool, pen)
+}
+
+/// What the version matrix and the cluster disagree about, and what a person should do about it; nothing, if all is well.
+fn matrix(pool: &PoolReport, pen: &Pen) -> String {
+    let Some(matrix) = &pool.matrix else { return String::new() };
+    let lead = format!("  {} ", pen.style.glyph(Kind::Blocked));
+    let refused = pool.nodes.iter().any(|node| node.reason == NOT_IN_MATRIX);
+    // Whoever waits because of it says so below.
+    let unlisted = (!matrix.listed && !refused).then(|| matrix.message.clone());
+    let drift = (!matrix.drift.is_empty()).then(|| format!("version matrix, {}", matrix.drift.join("; ")));
+    let sentences = [unlisted, drift, matrix.reminder.clone()].into_iter().flatten();
+    sentences.map(|sentence| pen.style.fold(&lead, &sentence, INDENT + 2)).collect()
 }
 
 fn heading(pool: &PoolReport, running: bool, pen: &Pen) -> String {
@@ -162,6 +178,7 @@ fn stages(pool: &PoolReport, pen: &Pen) -> String {
         let (kind, mut words) = match phase {
             StagePhase::Waiting => (Kind::Waiting, "waits for the stages before it".to_owned()),
             StagePhase::Moving => (Kind::Moving, "under way".to_owned()),
+            StagePhase::Proving => (Kind::Moving, "asks its gates".to_owned()),
             StagePhase::Baking => (Kind::Moving, baking(bake.as_ref())),
             StagePhase::AwaitingApproval => (Kind::Blocked, "done".to_owned()),
             StagePhase::Passed => (Kind::Done, "passed".to_owned()),
@@ -244,8 +261,9 @@ fn rows(pool: &PoolReport, pen: &Pen) -> String {
     let of = |kind: Kind| pool.nodes.iter().filter(move |node| node.kind == kind);
     let mut text = String::new();
     for kind in [Kind::Failed, Kind::Blocked] {
-        // What the whole pool stands still for is said once, above.
-        let nodes: Vec<&NodeReport> = of(kind).filter(|node| node.reason != "pool-frozen").collect();
+        // What the whole pool stands still for is said once, above or below.
+        let once = |node: &&NodeReport| matches!(node.reason, "pool-frozen" | NOT_IN_MATRIX);
+        let nodes: Vec<&NodeReport> = of(kind).filter(|node| !once(node)).collect();
         nodes.iter().take(ROWS_MAX).for_each(|node| text += &trouble(node, pen));
         text += &more(nodes.len(), pen);
     }
@@ -318,7 +336,9 @@ fn queue(node: &NodeReport) -> Option<Queue> {
             Some(state) => queue("is", "are", &format!(" due for {state}")),
             None => queue("is", "are", &format!(" {}", node.message)),
         },
-        (Kind::Waiting, _) => queue("waits", "wait", &format!(": {}", node.message)),
+        (Kind::Waiting, _) | (Kind::Blocked, NOT_IN_MATRIX) => {
+            queue("waits", "wait", &format!(": {}", node.message))
+        }
         (Kind::Paused, "paused") if !on_its_way => queue("waits", "wait", " for the end of the pause"),
         (Kind::Paused, "skipped") => queue("is", "are", &format!(" {}", node.message)),
         (Kind::Blocked, "pool-frozen") if !on_its_way => queue("stands", "stand", " still"),

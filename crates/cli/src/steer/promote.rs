@@ -96,7 +96,11 @@ fn may_be_promoted(rollout: &str, stage: &StageStatus, skip_bake: bool) -> anyho
     let StageStatus { name, phase, done, total, message, .. } = stage;
     match phase {
         StagePhase::AwaitingApproval | StagePhase::Passed => Ok(()),
-        StagePhase::Baking | StagePhase::Spoiled if skip_bake => Ok(()),
+        StagePhase::Proving | StagePhase::Baking | StagePhase::Spoiled if skip_bake => Ok(()),
+        StagePhase::Proving => bail!(
+            "the gates of stage {name} of rollout {rollout} have not passed: {}; promote it without them with --skip-bake",
+            message.as_deref().unwrap_or("they are asked")
+        ),
         StagePhase::Baking => bail!(
             "stage {name} of rollout {rollout} is still watched at work; promote it without waiting for that with --skip-bake"
         ),

@@ -3,16 +3,17 @@
 use std::collections::BTreeSet;
 
 use libtest_mimic::Failed;
+use pitcrew_controller::Feature;
 use pitcrew_controller::preflight::{PERMISSIONS, Permission, reads};
 use serde_json::Value;
 
 use crate::render::{Outcome, must, name, of_kind, render};
 
-/// The features, and the resource that only they need.
-const FEATURES: [(&str, &str); 3] = [
-    ("nvsentinel", "configmaps"),
-    ("clients", "resourceslices.resource.k8s.io"),
-    ("networkOperator", "nicclusterpolicies.mellanox.com"),
+/// The features, as the chart spells them.
+const FEATURES: [(&str, Feature); 3] = [
+    ("nvsentinel", Feature::Nvsentinel),
+    ("clients", Feature::Clients),
+    ("networkOperator", Feature::NetworkOperator),
 ];
 
 /// One verb on one resource, as a line: `nodes patch`, `leases.coordination.k8s.io get in gpu-operator`.
@@ -24,16 +25,18 @@ pub(crate) fn controller() -> Outcome {
         let switch = off.map(|(feature, _)| format!("features.{feature}=false"));
         let arguments: Vec<_> = switch.iter().flat_map(|switch| ["--set", switch]).collect();
         let granted = granted(&render(&arguments)?, "pitcrew")?;
-        let needed = |line: &String| off.is_none_or(|(_, resource)| line.split(' ').next() != Some(resource));
-        let asked: Lines = asked(PERMISSIONS.iter().copied()).into_iter().filter(needed).collect();
+        let off = off.map(|(_, feature)| feature);
+        let needed = |permission: &&Permission| permission.feature.is_none() || permission.feature != off;
+        let asked = asked(PERMISSIONS.iter().filter(needed).copied());
         same(&granted, &asked, &format!("with {arguments:?}"))?;
     }
     Ok(())
 }
 
-/// The role for people, and for `helm test`.
+/// The role for people, and for `helm test`. It is one for the whole cluster.
 pub(crate) fn reader() -> Outcome {
-    same(&granted(&render(&[])?, "pitcrew-reader")?, &asked(reads()), "to readers")
+    let anywhere = reads().map(|permission| Permission { here: false, ..permission });
+    same(&granted(&render(&[])?, "pitcrew-reader")?, &asked(anywhere), "to readers")
 }
 
 /// No `*`, for nobody.

@@ -83,3 +83,28 @@ fn a_pod_that_comes_back_elsewhere_under_its_name_leaves_the_old_node() {
     store.fold(Observation::Pod(Event::Apply(pod("web-0", "u2", 9, "b"))), now());
     assert_eq!(store.snapshot.pods.keys().map(NodeName::as_str).collect::<Vec<_>>(), ["b"]);
 }
+
+fn config_map(version: u64, text: &str) -> k8s_openapi::api::core::v1::ConfigMap {
+    let metadata = json!({
+        "namespace": "gpu-operator", "name": "gpu-version-matrix", "uid": "m", "resourceVersion": version.to_string(),
+    });
+    serde_json::from_value(json!({"metadata": metadata, "data": {"a.yaml": text}})).unwrap()
+}
+
+#[test]
+fn the_version_matrix_is_read_when_it_changes_and_gone_when_it_is_deleted() {
+    let mut store = store_with(&[]);
+    let mut see = |event| store.fold(Observation::Matrix(event), now());
+    assert_eq!(see(Event::Init), Effect::None);
+    assert_eq!(see(Event::InitDone), Effect::Changed, "from now on, none means none");
+    let text = "versions: {current: {driver: '565.57.01'}}";
+    assert_eq!(see(Event::Apply(config_map(1, text))), Effect::Changed);
+    assert_eq!(see(Event::Apply(config_map(2, &format!("# a comment\n{text}")))), Effect::None);
+    assert_eq!(see(Event::Apply(config_map(3, "versions:"))), Effect::Changed);
+    assert_eq!(see(Event::Apply(config_map(4, text))), Effect::Changed);
+    let files = store.snapshot.matrices.clone().unwrap();
+    assert!(files.get("a.yaml").unwrap().is_ok());
+    assert_eq!(files.get("b.yaml"), None);
+    assert_eq!(store.fold(Observation::Matrix(Event::Delete(config_map(5, text))), now()), Effect::Changed);
+    assert_eq!(store.snapshot.matrices, None);
+}

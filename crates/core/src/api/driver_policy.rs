@@ -11,6 +11,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::matrix::MatrixStatus;
 use super::rollout_policy::RolloutPolicySpec;
 use crate::contract::{DEFAULT_LABEL_DOMAIN, DEFAULT_NAMESPACE, nvsentinel};
 
@@ -417,6 +418,9 @@ pub struct DriverPolicyStatus {
     /// Every value in force, and where it comes from.
     #[serde(default)]
     pub effective: BTreeMap<String, EffectiveValue>,
+    /// What the version matrix says, if the policy names one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub matrix: Option<MatrixStatus>,
 }
 
 /// A value in force, and where it comes from.

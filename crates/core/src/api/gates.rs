@@ -18,6 +18,7 @@ use serde_json::Value;
     validation = ("has(self.preset) != has(self.template)", "a gate is either a preset or a template: set exactly one of the two"),
     validation = ("!has(self.image) || has(self.preset)", "image is for presets: a template names its own images"),
     validation = ("!has(self.nodes) || self.nodes == 1 || (has(self.runs) && self.runs == 'Stage') || (has(self.preset) && self.preset == 'distributed-training')", "nodes is for gates at the end of a stage: set runs: Stage"),
+    validation = ("!has(self.stages) || size(self.stages) == 0 || (has(self.runs) && self.runs == 'Stage') || (has(self.preset) && self.preset == 'distributed-training')", "stages is for gates at the end of a stage: set runs: Stage"),
     validation = ("!has(self.preset) || self.preset != 'distributed-training' || ((!has(self.runs) || self.runs == 'Stage') && (!has(self.nodes) || self.nodes >= 2))", "distributed-training runs at the end of a stage, on two nodes or more"),
     validation = ("!(has(self.runs) && self.runs == 'Stage') && !(has(self.preset) && self.preset == 'distributed-training') || !((has(self.before) && self.before) || (has(self.preset) && self.preset in ['ecc-errors', 'rdma-health']) || (has(self.bounds) && self.bounds.exists(b, has(b.maxIncrease) || has(b.maxDecrease))))", "a gate at the end of a stage has no sample from before the visit: let a gate that compares with one run on nodes"),
     validation = ("!has(self.before) || self.before || !((has(self.preset) && self.preset in ['ecc-errors', 'rdma-health']) || (has(self.bounds) && self.bounds.exists(b, has(b.maxIncrease) || has(b.maxDecrease))))", "this gate compares with a sample from before the visit: leave out before: false"),
@@ -46,6 +47,10 @@ pub struct GateSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub nodes: Option<u32>,
+    /// At the end of which stages, by their names. Empty: of each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub stages: Vec<String>,
     /// How many GPUs it asks for on each node. Not set: what the preset needs, none for a template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 64))]
@@ -167,6 +172,7 @@ impl Default for GateSpec {
             image: None,
             runs: None,
             nodes: None,
+            stages: Vec::new(),
             gpus: None,
             resources: None,
             timeout: default_gate_timeout(),

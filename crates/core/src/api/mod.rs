@@ -5,6 +5,8 @@ mod driver_policy;
 mod foreign;
 #[expect(unreachable_pub, reason = "KubeSchema's expansion repeats the structs where nobody can reach them")]
 mod gates;
+#[expect(unreachable_pub, reason = "as above")]
+mod matrix;
 mod rollback;
 mod rollout;
 #[expect(unreachable_pub, reason = "as above")]
@@ -18,6 +20,7 @@ mod windows;
 pub use driver_policy::*;
 pub use foreign::*;
 pub use gates::*;
+pub use matrix::*;
 pub use rollback::*;
 pub use rollout::*;
 pub use rollout_policy::*;

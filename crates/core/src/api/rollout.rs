@@ -120,6 +120,9 @@ pub struct RolloutStatus {
     /// Nodes to which something happened soon after they were given back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub relapses: Vec<RolloutFailure>,
+    /// Nodes that came up with the new driver before their stage was open, the first by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub early: Vec<String>,
     /// Why it does not go on, if it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
@@ -171,12 +174,15 @@ pub struct RolloutFailure {
     pub at: Time,
     /// Why, in a sentence.
     pub cause: String,
+    /// The end of the log of what failed, if it left one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<String>,
 }
 
 impl RolloutFailure {
     /// A failure at `at`.
     pub fn new(node: &str, at: Timestamp, cause: String) -> Self {
-        Self { node: node.to_owned(), at: stamp(at), cause }
+        Self { node: node.to_owned(), at: stamp(at), cause, log: None }
     }
 }
 

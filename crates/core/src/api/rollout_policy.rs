@@ -7,7 +7,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BlackoutSpec, OnFailure, TopologySpec, WindowSpec};
+use super::{BlackoutSpec, GateSpec, MatrixSpec, OnFailure, TopologySpec, WindowSpec};
 
 // Amounts in a list have no rules with sentences: the API server takes their texts for as long as a whole request, and
 // refuses the definition because of what checking 16 of them could cost.
@@ -18,7 +18,8 @@ const AT_LEAST_ONE_PERCENT: &str = "^(100|[1-9][0-9]?)%$";
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = ("self.stages.all(stage, self.stages.exists_one(other, other.name == stage.name))", "rollout.stages: each stage needs a name of its own")
+    validation = ("self.stages.all(stage, self.stages.exists_one(other, other.name == stage.name))", "rollout.stages: each stage needs a name of its own"),
+    validation = ("self.gates.all(gate, self.gates.exists_one(other, other.name == gate.name))", "rollout.gates: each gate needs a name of its own")
 )]
 pub struct RolloutPolicySpec {
     /// The parts of the pool, in their order. A node belongs to the first that matches; whoever matches none goes last,
@@ -26,6 +27,10 @@ pub struct RolloutPolicySpec {
     #[serde(default)]
     #[schemars(length(max = 16))]
     pub stages: Vec<StageSpec>,
+    /// Checks that must pass before a node, or a stage, goes on: in this order, one after the other.
+    #[serde(default)]
+    #[schemars(length(max = 16))]
+    pub gates: Vec<GateSpec>,
     /// What happens when a stage fails. Not set: Rollback in a pool with stages, Pause in one without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_failure: Option<OnFailure>,
@@ -33,6 +38,10 @@ pub struct RolloutPolicySpec {
     #[serde(default = "default_history")]
     #[x_kube(validation = ("self >= 1", "rollout.historyLimit must be 1 or more"))]
     pub history_limit: u32,
+    /// Whether nodes that are still to be upgraded get a `PreferNoSchedule` taint while others of their stage move, so that
+    /// evicted pods land where they can stay.
+    #[serde(default = "default_prefer_upgraded")]
+    pub prefer_upgraded_nodes: bool,
     /// When nodes may start. Empty: at any time.
     #[serde(default)]
     #[schemars(length(max = 16))]
@@ -44,17 +53,23 @@ pub struct RolloutPolicySpec {
     /// Which nodes go together, and which do not.
     #[serde(default)]
     pub topology: TopologySpec,
+    /// The version matrix that the pool is held against. Not set: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub matrix: Option<MatrixSpec>,
 }
 
 impl Default for RolloutPolicySpec {
     fn default() -> Self {
         Self {
             stages: Vec::new(),
+            gates: Vec::new(),
             on_failure: None,
             history_limit: default_history(),
+            prefer_upgraded_nodes: default_prefer_upgraded(),
             windows: Vec::new(),
             blackouts: Vec::new(),
             topology: TopologySpec::default(),
+            matrix: None,
         }
     }
 }
@@ -141,6 +156,10 @@ pub enum Promotion {
 
 fn default_history() -> u32 {
     10
+}
+
+fn default_prefer_upgraded() -> bool {
+    true
 }
 
 fn default_bake() -> String {

@@ -22,6 +22,9 @@ pub struct StageStatus {
     pub done: u32,
     /// Those that failed and stay cordoned.
     pub failed: u32,
+    /// What gates have said.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gates: Vec<GateStatus>,
     /// What was seen of its nodes at work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bake: Option<BakeStatus>,
@@ -38,6 +41,8 @@ pub enum StagePhase {
     Waiting,
     /// Its nodes are upgraded.
     Moving,
+    /// Its nodes are done, and the gates at its end are asked.
+    Proving,
     /// Its nodes are watched at work.
     Baking,
     /// A person has to say that the next one may begin.
@@ -55,6 +60,76 @@ impl StagePhase {
     pub fn is_bad(self) -> bool {
         matches!(self, StagePhase::Failed | StagePhase::Spoiled)
     }
+}
+
+/// What a gate has said in a stage.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GateStatus {
+    /// Its name.
+    pub name: String,
+    /// When it was asked.
+    pub when: GateWhen,
+    /// How often it passed.
+    pub passed: u32,
+    /// How often it failed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub failed: u32,
+    /// How often it could not judge.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unjudged: u32,
+    /// The longest that it took to pass.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub longest_seconds: Option<i64>,
+    /// What it said when it last did not pass …
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// … and the end of its log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<String>,
+}
+
+/// When a gate is asked.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, JsonSchema)]
+pub enum GateWhen {
+    /// During the validation of each node.
+    Node,
+    /// At the end of a stage.
+    Stage,
+    /// Again and again while the stage bakes.
+    Bake,
+}
+
+impl GateStatus {
+    /// A gate that has said nothing yet.
+    pub fn new(name: &str, when: GateWhen) -> Self {
+        Self {
+            name: name.to_owned(),
+            when,
+            passed: 0,
+            failed: 0,
+            unjudged: 0,
+            longest_seconds: None,
+            message: None,
+            log: None,
+        }
+    }
+
+    /// It is about this gate at this time.
+    pub fn is_of(&self, name: &str, when: GateWhen) -> bool {
+        self.name == name && self.when == when
+    }
+
+    /// It passed once more.
+    pub fn pass(&mut self, seconds: i64) {
+        self.passed = self.passed.saturating_add(1);
+        self.longest_seconds = self.longest_seconds.max(Some(seconds));
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// What was seen of a stage's nodes at work. Only time in which somebody looked, and could judge, counts.

@@ -433,7 +433,7 @@ mod tests {
 
     fn job(conditions: Value) -> JobFacts {
         let run = json!({"gate": "smoke", "rollout": "gpu-7", "nodes": ["gpu-01"], "sample": "After",
-                         "attempt": 1, "target": "7d9f"});
+                         "attempt": 1, "subject": "7d9f"});
         let job = json!({
             "metadata": {"namespace": "ops", "name": "gate-smoke", "uid": "job-1",
                          "creationTimestamp": "2026-03-01T08:00:00Z",

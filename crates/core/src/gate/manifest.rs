@@ -19,7 +19,7 @@ use crate::version::DriverVersion;
 /// controller's own wait before it tries again.
 const START_ALLOWANCE: SignedDuration = SignedDuration::from_mins(2);
 /// Long enough to look at a log, short enough that a fleet's finished pods do not pile up.
-const KEPT_SECONDS: u32 = 3600;
+pub const KEPT: SignedDuration = SignedDuration::from_hours(1);
 
 /// A node under test.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,8 +49,10 @@ pub struct Order<'a> {
     pub sample: Sample,
     /// 1 for the first.
     pub attempt: u32,
-    /// The revision that the nodes are moved to.
-    pub target: &'a str,
+    /// What is looked at: which driver of a node, or which round of a bake.
+    pub subject: &'a str,
+    /// How long the Job stays after its end.
+    pub kept: SignedDuration,
     /// The driver version that they are moved to, where it is known …
     pub version: Option<&'a DriverVersion>,
     /// … and the one that they come from.
@@ -67,7 +69,7 @@ impl Order<'_> {
             nodes: self.places.iter().map(|place| place.node.clone()).collect(),
             sample: self.sample,
             attempt: self.attempt,
-            target: self.target.to_owned(),
+            subject: self.subject.to_owned(),
         }
     }
 
@@ -94,7 +96,7 @@ pub fn manifest(gate: &Gate, order: &Order<'_>) -> Value {
         "spec": {
             "backoffLimit": gate.job_retries(),
             "activeDeadlineSeconds": job_deadline(gate).as_secs(),
-            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "ttlSecondsAfterFinished": order.kept.as_secs(),
             "completions": order.places.len(),
             "parallelism": order.places.len(),
             "template": pod_template(gate, order, &marks),
@@ -106,7 +108,7 @@ pub fn manifest(gate: &Gate, order: &Order<'_>) -> Value {
 }
 
 /// Later than the last try's.
-fn job_deadline(gate: &Gate) -> SignedDuration {
+pub(super) fn job_deadline(gate: &Gate) -> SignedDuration {
     let tries = i32::try_from(gate.job_retries() + 1).unwrap_or(i32::MAX);
     (gate.timeout + START_ALLOWANCE).saturating_mul(tries)
 }
@@ -256,7 +258,8 @@ mod tests {
             places,
             sample: Sample::After,
             attempt: 1,
-            target: "7d9f",
+            subject: "7d9f",
+            kept: KEPT,
             version: None,
             previous: None,
         }

@@ -33,7 +33,7 @@ use serde_json::Value;
 
 pub use bound::{Bound, Missed, Numbers};
 pub use facts::{GateJob, GatePod, JobEnd, JobFacts, Obstacle, Outcome, PODS_LAG, PodState};
-pub use manifest::{Order, Place, manifest};
+pub use manifest::{KEPT, Order, Place, manifest};
 pub use preset::{Gpus, PRESETS, PresetRow};
 pub use run::{GateRun, Sample};
 pub use verdict::{LOG_TAIL_BYTES, Verdict, Why, judge, verdict};
@@ -64,6 +64,8 @@ pub struct Gate {
     pub check: Check,
     /// On how many nodes at the end of a stage; `None`: on every node, during its validation.
     pub stage_nodes: Option<u32>,
+    /// At the end of which stages, by their names. Empty: of each.
+    pub stages: Vec<String>,
     /// How many GPUs it asks for on each node.
     pub gpus: Gpus,
     /// What else its first container asks for.
@@ -119,6 +121,9 @@ impl Gate {
         let check = read_check(spec, &field)?;
         let row = spec.preset.map(preset::row);
         let stage_nodes = read_nodes(spec, &field)?;
+        if stage_nodes.is_none() && !spec.stages.is_empty() {
+            return Err(problem("stages is for gates with runs: Stage", field("stages")));
+        }
         let bounds = bound::read(&spec.bounds, row.map_or(&[], |row| row.bounds), &field("bounds"))?;
         let compares = bounds.iter().any(Bound::compares);
         let before = spec.before.unwrap_or(compares);
@@ -144,6 +149,7 @@ impl Gate {
             name: spec.name.as_str().into(),
             check,
             stage_nodes,
+            stages: spec.stages.clone(),
             gpus,
             resources,
             timeout,
@@ -176,6 +182,36 @@ impl Gate {
             Check::Preset { .. } => false,
         };
         self.gpus != Gpus::None || self.resources.has_devices() || in_template
+    }
+
+    /// It runs on every node, during its validation.
+    pub fn is_for_nodes(&self) -> bool {
+        self.stage_nodes.is_none()
+    }
+
+    /// It runs at the end of this stage, on so many nodes.
+    pub fn at_end_of(&self, stage: &str) -> Option<u32> {
+        let named = self.stages.is_empty() || self.stages.iter().any(|name| name == stage);
+        self.stage_nodes.filter(|_| named)
+    }
+
+    /// After that, one Job of it is over, whatever comes.
+    pub fn longest(&self) -> SignedDuration {
+        manifest::job_deadline(self).saturating_add(PODS_LAG)
+    }
+
+    /// The same without what it compares, for a node of which nothing is known from before.
+    #[must_use]
+    pub fn without_comparison(&self) -> Self {
+        let alone = |bound: &Bound| Bound { max_increase: None, max_decrease: None, ..bound.clone() };
+        Self { bounds: self.bounds.iter().map(alone).collect(), ..self.clone() }
+    }
+
+    /// Those numbers that are compared later.
+    pub fn compared(&self, mut numbers: Numbers) -> Numbers {
+        let compares = |field: &str| self.bounds.iter().any(|bound| bound.compares() && bound.field == field);
+        numbers.retain(|field, _| compares(field));
+        numbers
     }
 
     /// How often a Job of it may be made for one purpose, not counting those that could not be judged. Pods that wait
@@ -377,6 +413,7 @@ mod tests {
             (GateSpec { nodes: Some(2), ..preset(Preset::SmokeTraining) }, "nodes"),
             (GateSpec { nodes: Some(1), ..preset(Preset::DistributedTraining) }, "nodes"),
             (GateSpec { runs: Some(Runs::Node), ..preset(Preset::DistributedTraining) }, "runs"),
+            (GateSpec { stages: vec!["canary".into()], ..preset(Preset::EccErrors) }, "stages"),
             (GateSpec { runs: Some(Runs::Stage), ..preset(Preset::EccErrors) }, "runs"),
             (GateSpec { before: Some(false), ..preset(Preset::EccErrors) }, "before"),
             (GateSpec { before: Some(false), bounds: vec![compare], ..template(json!({})) }, "before"),

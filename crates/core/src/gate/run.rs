@@ -31,21 +31,21 @@ pub struct GateRun {
     pub sample: Sample,
     /// 1 for the first Job of its kind.
     pub attempt: u32,
-    /// The revision that the nodes are moved to.
-    pub target: String,
+    /// What is looked at: which driver of a node, or which round of a bake.
+    pub subject: String,
 }
 
 impl GateRun {
     /// The Job's name: the same for the same run, another for any other. With the number of a pod behind it, it is still
     /// a DNS label.
     pub fn job_name(&self) -> String {
-        let Self { gate, rollout, stage, nodes, sample, attempt, target: _ } = self;
+        let Self { gate, rollout, stage, nodes, sample, attempt, subject } = self;
         let (prefix, sample) = match sample {
             Sample::Before => ("b", "before"),
             Sample::After => ("a", "after"),
         };
         let stage = stage.as_deref().unwrap_or_default();
-        let parts = [rollout.as_str(), stage, sample];
+        let parts = [rollout.as_str(), stage, sample, subject];
         let nodes = nodes.iter().map(NodeName::as_str);
         let id = parts.into_iter().chain(nodes).fold(fnv(0, gate.as_str()), fnv);
         format!("gate-{gate}-{id:016x}-{prefix}{attempt}")
@@ -84,7 +84,7 @@ mod tests {
             nodes: vec!["gpu-01".into()],
             sample: Sample::After,
             attempt: 1,
-            target: "7d9f".into(),
+            subject: "7d9f".into(),
         }
     }
 
@@ -100,6 +100,7 @@ mod tests {
             GateRun { nodes: vec!["gpu-01".into(), "gpu-02".into()], ..run() },
             GateRun { sample: Sample::Before, ..run() },
             GateRun { attempt: 2, ..run() },
+            GateRun { subject: "8e0a".into(), ..run() },
         ];
         for other in others {
             assert_ne!(other.job_name(), first, "{other:?}");

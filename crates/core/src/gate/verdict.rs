@@ -220,7 +220,7 @@ mod tests {
                 nodes: vec!["gpu-01".into()],
                 sample,
                 attempt: 1,
-                target: "7d9f".into(),
+                subject: "7d9f".into(),
             },
             created: time(0),
             started: Some(time(20)),

@@ -49,9 +49,14 @@ impl<V> Default for Tally<V> {
 impl<V: Ord> Tally<V> {
     /// One more node, with what it shows.
     pub fn add(&mut self, version: Option<V>) {
+        self.add_all(version, 1);
+    }
+
+    /// So many more nodes that show the same.
+    pub fn add_all(&mut self, version: Option<V>, nodes: u32) {
         match version {
-            Some(version) => *self.nodes.entry(version).or_default() += 1,
-            None => self.unknown += 1,
+            Some(version) => *self.nodes.entry(version).or_default() += nodes,
+            None => self.unknown += nodes,
         }
     }
 }

@@ -7,6 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::members::{Freshness, Member};
 use super::pool::View;
+use super::proofs::Rounds;
 use crate::api::{BakeStatus, stamp};
 use crate::contract::State;
 use crate::policy::Bake;
@@ -51,12 +52,18 @@ pub(super) fn due(bake: &Bake, status: &BakeStatus) -> Timestamp {
 }
 
 /// Looks at the nodes of a stage.
-pub(super) fn look(view: &View<'_>, bake: &Bake, before: &BakeStatus, nodes: &[&Member<'_>]) -> Look {
+pub(super) fn look(
+    view: &View<'_>,
+    bake: &Bake,
+    before: &BakeStatus,
+    nodes: &[&Member<'_>],
+    gates: Rounds,
+) -> Look {
     if let Some(what) = spoiled(view, bake, before, nodes) {
         return Look::Spoiled(what);
     }
     let now = stamp(view.snapshot.now);
-    let unjudged = nodes.iter().find_map(|member| unjudged(member));
+    let unjudged = nodes.iter().find_map(|member| unjudged(member)).or(gates.unjudged);
     let mut status = BakeStatus { needed_seconds: bake.duration.as_secs(), ..before.clone() };
     let passed = now.0.duration_since(before.looked_at.0).as_secs();
     if view.snapshot.now >= due(bake, before) || passed < 0 {
@@ -72,7 +79,10 @@ pub(super) fn look(view: &View<'_>, bake: &Bake, before: &BakeStatus, nodes: &[&
         status.looked_at = now;
     }
     let missing = unjudged.or_else(|| too_little(bake, &status));
-    let over = status.seconds >= status.needed_seconds && missing.is_none();
+    // A gate that is at work when all else is over is waited for.
+    let ends = status.seconds >= status.needed_seconds;
+    let missing = missing.or_else(|| gates.at_work.filter(|_| ends));
+    let over = ends && missing.is_none();
     if over { Look::Over(status) } else { Look::Goes(status, missing) }
 }
 

@@ -7,10 +7,11 @@ use super::members::{Freshness, Member};
 use super::patch::{base_patch, go, warning};
 use super::pool::View;
 use super::walk::{Decision, revision_pending};
-use super::{clients, health};
+use super::{clients, gates, health};
 use crate::action::{Action, NodePatch};
 use crate::contract::{KEEP_CORDONED_LABEL, RELEASED_ANNOTATION, SCALE_DOWN_HOLDS, State, VISIT_ANNOTATION};
 use crate::health::cordoned_by_nvsentinel;
+use crate::matrix::Unlisted;
 use crate::reason::Reason;
 use crate::snapshot::Node;
 use crate::visit::{Before, Holds, Visit, Walk};
@@ -23,6 +24,11 @@ pub(super) fn cordon(view: &View<'_>, member: &Member<'_>, visit: Option<(&Visit
     let to = if member.restarts_in_place() { State::PodRestartRequired } else { State::WaitForJobsRequired };
     let mut patch = base_patch(view, member, to);
     let holds = take(member.node, visit.map(|(visit, _)| &visit.holds), &mut patch);
+    let pending = &view.policy.keys.pending;
+    if member.node.has_taint(pending) {
+        // Closed to all work, it need not be unwelcome too.
+        patch.taints = Some(member.node.taints_with(pending, false));
+    }
     health::hold(view, member.node, &mut patch);
     let walk = match visit {
         Some((_, walk)) => Walk { target: target.clone(), ..walk.enter(to, now) },
@@ -50,6 +56,27 @@ pub(super) fn cordon(view: &View<'_>, member: &Member<'_>, visit: Option<(&Visit
             patch.annotations.set(done_with, None);
         }
     }
+    Decision::act(Reason::Moving { to }, Action::PatchNode(patch))
+}
+
+/// A node that came up with the new driver before its stage is open: ONE patch takes it out, and it is proven like a
+/// canary. Work that is on it stays.
+pub(super) fn take_in(view: &View<'_>, member: &Member<'_>, stage: &str) -> Decision {
+    let now = view.snapshot.now;
+    let Some(target) = member.target else { return Decision::stay(revision_pending(member)) };
+    let to = State::PodRestartRequired;
+    let mut patch = base_patch(view, member, to);
+    let holds = take(member.node, None, &mut patch);
+    health::hold(view, member.node, &mut patch);
+    let walk = Walk::begin(to, now, target.clone());
+    let mut visit = Visit::begin(view.rollout.clone(), now, holds, view.policy.driver.clone(), walk);
+    visit.early = true;
+    visit.before = clients::before(view, member);
+    patch.annotations.set(VISIT_ANNOTATION, Some(visit.to_text()));
+    let message = format!(
+        "The node came up with the new driver before stage {stage} is open; it is cordoned and proven like a canary"
+    );
+    patch.event = Some(warning(view, message));
     Decision::act(Reason::Moving { to }, Action::PatchNode(patch))
 }
 
@@ -106,7 +133,8 @@ pub(super) fn cordon_again(view: &View<'_>, member: &Member<'_>, visit: &Visit, 
 /// `uncordon-required`: ONE patch: undo what is ours, drop the record.
 pub(super) fn release(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -> Decision {
     let fit = member.sync == Freshness::InSync && member.driver_ready && member.node.ready;
-    if !fit || member.waits_for_load || clients::fell_behind(view, member) {
+    let proven = gates::unproven(view, member, walk).is_none();
+    if !fit || !proven || member.waits_for_load || clients::fell_behind(view, member) {
         // It was fine a moment ago. Nothing goes back into service on that; and whoever listened again must not now.
         let back = State::ValidationRequired;
         let mut decision = go(view, member, back, Some(walk.enter(back, view.snapshot.now)));
@@ -133,6 +161,8 @@ pub(super) enum GivenBack<'a> {
     Blocked(&'a Reason),
     /// The rollout was aborted.
     Aborted,
+    /// The version is not in the matrix, or not any more.
+    Unlisted(&'a Unlisted),
 }
 
 /// Gives a node back with its old driver: ONE patch. It waits for a slot again.
@@ -150,6 +180,7 @@ pub(super) fn give_back(
             patch.annotations.set(RELEASED_ANNOTATION, Some(view.snapshot.now.to_string()));
             format!("Given back with its old driver: {reason}. It is tried again after the others")
         }
+        GivenBack::Unlisted(unlisted) => format!("Given back with its old driver: {unlisted}"),
         GivenBack::Aborted => "Given back with its old driver: the rollout was aborted".to_owned(),
     };
     patch.event = Some(warning(view, message));

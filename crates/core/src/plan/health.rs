@@ -1,6 +1,8 @@
 //! The hand-shake with NVSentinel: a node on a visit is opted out of it, by the write that cordons, and opted in again by
 //! the write that ends the visit. A node that it has quarantined is not started, and not given back over its head.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 
 use super::members::{Member, Standing};
@@ -11,9 +13,10 @@ use crate::action::{Action, Changes, NodePatch};
 use crate::api::NvSentinelMode;
 use crate::contract::{HEALTH_HOLD_ANNOTATION, LAST_VISIT_ANNOTATION, nvsentinel};
 use crate::health::{HealthHold, OPTED_OUT, Owner, Shield, cordoned_by_nvsentinel, quarantine};
+use crate::names::DriverName;
 use crate::reason::Reason;
 use crate::snapshot::{Node, Pod};
-use crate::visit::{Cause, Finding, LastVisit, Visit, Walk};
+use crate::visit::{Cause, Finding, Gates, LastVisit, Visit, Walk};
 
 /// By which label nodes are opted out; `None`: not at all.
 fn shield(view: &View<'_>) -> Option<Shield> {
@@ -202,14 +205,39 @@ pub(super) fn sign(view: &View<'_>, node: &Node, visit: &Visit, patch: &mut Node
     let cordoned = node.unschedulable && patch.unschedulable != Some(false);
     let boot = Some(node.boot_id.to_string()).filter(|boot| !boot.is_empty());
     let in_one_go = visit.drivers.values().all(|walk| walk.attempts == 0);
+    let (rollouts, gates) = known_after(node, visit);
     let last = LastVisit {
         rollout: visit.rollout.clone(),
         began: in_one_go.then_some(visit.since),
         ended: view.snapshot.now,
         boot,
+        early: visit.early,
+        rollouts,
+        gates,
         cordoned,
     };
     patch.annotations.set(LAST_VISIT_ANNOTATION, Some(last.to_text()));
+}
+
+/// What is known of each driver after this visit. What other visits found out about other drivers stays; and what was
+/// measured before the first visit of a rollout is what later ones are compared with.
+fn known_after(node: &Node, visit: &Visit) -> (BTreeMap<DriverName, String>, BTreeMap<DriverName, Gates>) {
+    let last = node.last_visit.as_ref();
+    let (mut rollouts, mut gates) =
+        last.map(|last| (last.rollouts.clone(), last.gates.clone())).unwrap_or_default();
+    for (driver, walk) in &visit.drivers {
+        let same = visit.rollout.is_some() && rollouts.get(driver) == visit.rollout.as_ref();
+        let before = gates.remove(driver).filter(|_| same).unwrap_or_default();
+        let mut now = walk.gates.clone();
+        for (gate, note) in before.into_iter().filter(|(_, note)| note.before.is_some()) {
+            now.entry(gate).or_default().before = note.before;
+        }
+        if !now.is_empty() {
+            gates.insert(driver.clone(), now);
+        }
+        rollouts.extend(visit.rollout.clone().map(|rollout| (driver.clone(), rollout)));
+    }
+    (rollouts, gates)
 }
 
 /// What has happened to a node soon after it was given back.

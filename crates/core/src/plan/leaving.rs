@@ -12,6 +12,7 @@ use super::walk::{Decision, deadline, fail, ran_out};
 use crate::action::Action;
 use crate::api::OnBlocked;
 use crate::contract::State;
+use crate::gate::is_gate_pod;
 use crate::policy::{Drain, Removal};
 use crate::reason::Reason;
 use crate::snapshot::Pod;
@@ -126,7 +127,8 @@ pub(super) fn drained<'a>(member: &Member<'a>, drain: &'a Drain) -> impl Iterato
 }
 
 fn is_drained(drain: &Drain, pod: &Pod) -> bool {
-    !pod.is_daemon() && !pod.mirror && !pod.is_finished() && drain.selector.matches(&pod.labels)
+    let stays = pod.is_daemon() || pod.mirror || pod.is_finished() || is_gate_pod(&pod.labels);
+    !stays && drain.selector.matches(&pod.labels)
 }
 
 /// A pod that uses the device and that a drain does not touch: the driver could never restart.

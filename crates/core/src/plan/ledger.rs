@@ -93,6 +93,12 @@ impl Ledger {
         }
     }
 
+    /// A node that has come up with the new driver by itself is taken out, whatever the limits say.
+    pub(super) fn take_in(&mut self, already_out: bool) {
+        self.moving += 1;
+        self.out += usize::from(!already_out);
+    }
+
     /// How many more could start, if each of them were in service now.
     pub fn free(&self) -> usize {
         let parallel =

@@ -41,6 +41,8 @@ pub(super) struct Member<'a> {
     pub(super) pending: Option<&'a Pending>,
     /// What went wrong with the last write to it.
     pub(super) setback: Option<&'a Setback>,
+    /// Its stage moves, or the pool goes as one.
+    pub(super) stage_moves: bool,
     /// What the ledger says about a start.
     pub(super) start: Start,
     /// The atom whose wave it belongs to.
@@ -57,6 +59,11 @@ pub(super) enum Start {
     /// It could not start if it had a slot.
     No(Box<Reason>),
     Granted,
+    /// It has, by itself: it came up with the new driver before its stage is open, and has to be proven.
+    Early {
+        /// The stage.
+        stage: String,
+    },
     /// For a slot.
     Waits {
         /// So many nodes are before it.
@@ -278,6 +285,7 @@ fn member<'a>(
         announced: annotation(&policy.keys.enabled).is_some(),
         pending: None,
         setback: None,
+        stage_moves: true,
         start: Start::NotDue,
         atom: policy.topology.atom_of(node.labels()).filter(|_| !alone),
         oldest_client,

@@ -4,6 +4,7 @@
 //!  pool.rs        whether a pool may move at all, and who of it may start
 //!  members.rs     which nodes belong to it, and where each stands
 //!  stages.rs      the parts of it that go one after the other
+//!  proofs.rs        … the gates at the end of each
 //!  bake.rs          … and what is seen of each at work before the next one opens
 //!  ledger.rs      how many nodes may start now, and which
 //!  waves.rs       … and who of them goes together
@@ -18,9 +19,11 @@
 //!  offers.rs        … and what they offer
 //!  steady.rs        … and outside of visits
 //!  validation.rs    … proving the new driver
+//!  gates.rs         … by Jobs
 //!  patch.rs         … the one write of each transition
 //!  rollout.rs     what to say about the pool as a whole
 //!  timeline.rs      … and what was decided
+//!  matrix.rs      versions that nobody has listed, and what runs otherwise than listed
 //!  rollback.rs    versions that went wrong, and the way back
 //!  refresh.rs     the clients of every node, for somebody who looks after nothing else
 //! ```
@@ -28,13 +31,16 @@
 mod bake;
 mod clients;
 mod cordon;
+mod gates;
 mod health;
 mod leaving;
 mod ledger;
+mod matrix;
 mod members;
 mod offers;
 mod patch;
 mod pool;
+mod proofs;
 mod refresh;
 mod removal;
 mod restart;
@@ -61,7 +67,7 @@ pub use removal::uses_device;
 pub use rollout::newest_rollout;
 
 use crate::action::Action;
-use crate::api::StageStatus;
+use crate::api::{MatrixStatus, StageStatus};
 use crate::contract::State;
 use crate::names::{DriverName, NodeName, PoolName, RevisionHash};
 use crate::policy::{self, Source};
@@ -101,8 +107,12 @@ pub struct PoolPlan {
     pub version: Option<DriverVersion>,
     /// How far each stage is; none if the pool goes as one.
     pub stages: Vec<StageStatus>,
+    /// Nodes that came up with the new driver before their stage was open, the first by name.
+    pub early: Vec<String>,
     /// Nodes to which something happened soon after they were given back by a rollout, and what.
     pub relapses: BTreeMap<NodeName, (String, String)>,
+    /// What the version matrix says, if the policy names one.
+    pub matrix: Option<MatrixStatus>,
 }
 
 /// Whether a pool may move.

@@ -15,12 +15,21 @@ pub(super) fn go(view: &View<'_>, member: &Member<'_>, to: State, walk: Option<W
         if let (Some(failure), Some(event)) = (&walk.failure, &mut patch.event) {
             event.warning = true;
             event.message = format!("{}. Cause: {}", event.message, failure.cause);
+            if let Some(log) = failure.cause.log() {
+                event.message = format!("{}. Its log ends with: {}", event.message, end_of(log));
+            }
         }
         if let Standing::Visit(visit, _) = member.standing {
             patch.annotations.set(VISIT_ANNOTATION, Some(with_walk(view, visit, walk).to_text()));
         }
     }
     Decision::act(Reason::Moving { to }, Action::PatchNode(patch))
+}
+
+/// As much of a log as people read in a list of events.
+fn end_of(log: &str) -> &str {
+    const BYTES: usize = 500;
+    &log[log.ceil_char_boundary(log.len().saturating_sub(BYTES))..]
 }
 
 /// Writes record and label again, without a transition.
@@ -42,6 +51,10 @@ pub(super) fn warning(view: &View<'_>, message: String) -> Event {
 
 fn with_walk(view: &View<'_>, visit: &Visit, walk: Walk) -> Visit {
     let mut visit = visit.clone();
+    if walk.state == State::PodRestartRequired {
+        // It may be another version that comes now than the one that it set out for.
+        visit.rollout = view.rollout.clone().or(visit.rollout);
+    }
     visit.drivers.insert(view.policy.driver.clone(), walk);
     visit
 }
@@ -60,6 +73,7 @@ pub(super) fn base_patch(view: &View<'_>, member: &Member<'_>, to: State) -> Nod
         labels: Changes::from((keys.state.as_str(), Some(to.as_str().to_owned()))),
         annotations,
         unschedulable: None,
+        taints: None,
         to: Some(Transition { driver: view.policy.driver.clone(), from: member.state(), to }),
         event: Some(Event {
             warning: false,

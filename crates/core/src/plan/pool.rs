@@ -1,6 +1,7 @@
 //! One pool: whether it may move at all, which revision its nodes should run, and who of them may start.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use jiff::SignedDuration;
 
@@ -13,14 +14,16 @@ use super::start::{Hopeless, may_start};
 use super::walk::{self, Decision};
 use super::waves::{Job, Ties};
 use super::{Plan, PoolPlan, PoolStatus, Verdict};
-use super::{clients, health, steady};
+use super::{clients, health, matrix, steady};
 use crate::action::Action;
-use crate::api::{Mode, RolloutStatus, StagePromotion};
+use crate::api::{Mode, ROLLOUT_FAILURES_MAX, RolloutStatus, StagePromotion};
 use crate::contract::{RELEASED_ANNOTATION, State};
+use crate::gate::is_gate_pod;
+use crate::matrix::Unlisted;
 use crate::names::{DriverName, NodeName, RevisionHash, Uid};
 use crate::policy::{Policy, Pool, Source};
 use crate::reason::Reason;
-use crate::snapshot::{DaemonSet, Node, Pod, Setback, SetbackKind, Snapshot};
+use crate::snapshot::{DaemonSet, Node, Pod, Setback, SetbackKind, Snapshot, TemplateRevision};
 use crate::windows::{Opening, expected};
 
 /// Nodes that more than one policy of the same driver claims, with the policies' names.
@@ -43,6 +46,8 @@ pub(super) struct View<'a> {
     pub(super) aborted: Option<String>,
     /// Why this version does not start, if it went wrong before.
     pub(super) condemned: Option<Reason>,
+    /// DaemonSets whose version the matrix does not list, where the policy enforces it. A way back is never refused.
+    pub(super) unlisted: BTreeMap<&'a Uid, Arc<Unlisted>>,
     /// Nodes go back to the version before: all of them, and not by stages.
     pub(super) goes_back: bool,
     /// Budgets that will not let a pod go, whatever happens.
@@ -81,6 +86,7 @@ impl<'a> View<'a> {
         let (siblings, rivals) = others.partition(|other| other.driver == pool.driver);
         let is_aborted = |name: &String| snapshot.rollouts.get(name).is_some_and(|r| r.spec.abort);
         let third_parties = clients::third_parties(snapshot);
+        let unlisted = matrix::unlisted(snapshot, policy, &daemon_sets);
         let mut view = Self {
             snapshot,
             pool,
@@ -88,6 +94,7 @@ impl<'a> View<'a> {
             targets,
             aborted: rollout.clone().filter(is_aborted),
             condemned: rollback::refusal(snapshot, pool, wanted),
+            unlisted: if goes_back { BTreeMap::new() } else { unlisted },
             goes_back,
             rollout,
             rivals,
@@ -117,6 +124,17 @@ impl<'a> View<'a> {
         self.aborted.is_some() || self.condemned.is_some()
     }
 
+    /// Work that leaves a node should find its way to one that is done: nodes are on their way, and more will follow.
+    pub(super) fn steers_work(&self) -> bool {
+        self.policy.rollout.prefer_upgraded && !self.is_called_off()
+    }
+
+    /// Why the matrix keeps a node from starting. One without any driver is brought the wanted one.
+    pub(super) fn unlisted(&self, member: &Member<'_>) -> Option<&Arc<Unlisted>> {
+        let daemon_set = member.daemon_set.filter(|_| !member.needs_driver())?;
+        self.unlisted.get(&daemon_set.uid)
+    }
+
     /// What was said of the rollout that visits belong to.
     pub(super) fn said(&self) -> Option<&'a RolloutStatus> {
         self.snapshot.rollouts.get(self.rollout.as_ref()?)?.status.as_ref()
@@ -128,9 +146,10 @@ impl<'a> View<'a> {
         rollout.map(|rollout| rollout.spec.promotions.as_slice()).unwrap_or_default()
     }
 
-    /// Whether a pod keeps the device busy.
+    /// Whether a pod keeps the device busy. A gate's does too, but is no work: it is not asked to leave, see
+    /// [`super::gates::at_work`].
     pub(super) fn uses_device(&self, pod: &Pod) -> bool {
-        super::uses_device(&self.policy.devices, pod, &self.snapshot.claims)
+        super::uses_device(&self.policy.devices, pod, &self.snapshot.claims) && !is_gate_pod(&pod.labels)
     }
 
     /// The pods on a node that keep the device busy.
@@ -201,7 +220,9 @@ pub(super) fn plan_pool<'a>(
         target: BTreeMap::new(),
         version: None,
         stages: Vec::new(),
+        early: Vec::new(),
         relapses: BTreeMap::new(),
+        matrix: None,
     };
     let policy = match &pool.policy {
         Ok(policy) => policy,
@@ -239,17 +260,31 @@ pub(super) fn plan_pool<'a>(
     result.stages = match result.status {
         PoolStatus::Active => {
             let progress = stages.progress(&view, &members);
-            progress.wake_at.into_iter().for_each(|at| plan.wake(at));
+            progress.asked.wake_at.into_iter().for_each(|at| plan.wake(at));
+            plan.actions.extend(progress.asked.actions);
             progress.stages
         }
         // What was said stays said, and nothing opens.
         _ => view.said().map(|said| said.stages.clone()).unwrap_or_default(),
     };
+    result.early = early(&view, &members);
+    result.matrix = matrix::report(&view, &daemon_sets, &members);
     result.nodes = verdicts.into_iter().collect();
     result.ledger = ledger;
     result.version = daemon_sets.iter().find_map(|ds| ds.driver_version.clone());
     result.target = target_map(&view.targets, &daemon_sets);
     result
+}
+
+/// Nodes that came up with the new driver before their stage was open, as far as they show it.
+fn early(view: &View<'_>, members: &[Member<'_>]) -> Vec<String> {
+    let here = |member: &&Member<'_>| matches!(member.standing, Standing::Visit(visit, _) if visit.early);
+    let before = |member: &&Member<'_>| {
+        let last = member.node.last_visit.as_ref();
+        last.is_some_and(|last| last.early && last.rollout_of(&view.policy.driver) == view.rollout.as_deref())
+    };
+    let early = members.iter().filter(|member| here(member) || before(member));
+    early.take(ROLLOUT_FAILURES_MAX).map(|member| member.name.to_string()).collect()
 }
 
 /// Puts what was decided for a node into the plan.
@@ -334,18 +369,19 @@ fn targets<'a>(
     snapshot: &'a Snapshot,
     daemon_sets: &[&'a DaemonSet],
 ) -> BTreeMap<&'a Uid, Option<&'a RevisionHash>> {
-    let mut newest: BTreeMap<&Uid, (i64, &RevisionHash)> = BTreeMap::new();
+    let mut newest: BTreeMap<&Uid, &TemplateRevision> = BTreeMap::new();
     for revision in snapshot.revisions.values() {
-        let entry = newest.entry(&revision.owner).or_insert((revision.number, &revision.hash));
-        if revision.number > entry.0 {
-            *entry = (revision.number, &revision.hash);
+        let entry = newest.entry(&revision.owner).or_insert(revision);
+        if revision.number > entry.number {
+            *entry = revision;
         }
     }
-    let known = |ds: &DaemonSet| ds.observed_generation == ds.generation;
-    daemon_sets
-        .iter()
-        .map(|ds| (&ds.uid, newest.get(&ds.uid).filter(|_| known(ds)).map(|(_, hash)| *hash)))
-        .collect()
+    let known = |ds: &DaemonSet, revision: &TemplateRevision| {
+        ds.observed_generation == ds.generation && revision.may_be_of(ds)
+    };
+    let target =
+        |ds: &DaemonSet| newest.get(&ds.uid).filter(|newest| known(ds, newest)).map(|newest| &newest.hash);
+    daemon_sets.iter().map(|ds| (&ds.uid, target(ds))).collect()
 }
 
 /// The target of a rollout; empty until the revisions of all DaemonSets are known.
@@ -437,6 +473,18 @@ fn muster<'a>(
     }
     ledger.max_failed = policy.limits.failure_threshold.of(ledger.total);
     let stages = Stages::of(view, &mustered);
+    for (index, member) in mustered.iter_mut().enumerate().filter(|_| *status == PoolStatus::Active) {
+        member.stage_moves = stages.index(index).is_none_or(|stage| stages.moves(stage));
+        let settled = member.pending.is_none() && !member.refuses(view.snapshot.now);
+        let claimed = claims.contains_key(&(&view.pool.driver, member.name));
+        // Never a whole fleet at once, whatever came up: the others follow when there is room.
+        let room = member.node.is_out() || ledger.out < ledger.max_out.max(1);
+        if let Some(stage) = stages.early(view, index, member).filter(|_| settled && !claimed && room) {
+            ledger.take_in(member.node.is_out());
+            member.start = Start::Early { stage };
+        }
+    }
+    candidates.retain(|candidate| !matches!(mustered[candidate.index].start, Start::Early { .. }));
     candidates.retain_mut(|candidate| {
         candidate.stage = stages.index(candidate.index);
         let refusal = candidate.stage.and_then(|stage| stages.refuses(stage));

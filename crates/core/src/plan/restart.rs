@@ -2,6 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
+use super::gates;
 use super::members::{Freshness, Member, Standing};
 use super::patch::{base_patch, go, record_patch, rewrite, warning};
 use super::pool::View;
@@ -45,9 +46,11 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
     }
     let starting = Reason::DriverStarting { pod: pod.name.clone(), says: says(pod), until };
     if member.waits_for_load && sync == Freshness::InSync && !retried && !ran_out(view, until) {
-        return match view.users(member).next() {
-            Some(user) => empty_again(view, member, walk, user),
-            None => Decision::act(starting, release_safe_load(view, member)),
+        return match (view.users(member).next(), gates::at_work(view, member)) {
+            (Some(user), _) => empty_again(view, member, walk, user),
+            // Its own deadline ends it.
+            (None, Some(_)) => Decision::stay(starting),
+            (None, None) => Decision::act(starting, release_safe_load(view, member)),
         };
     }
     if matches!(sync, Freshness::Outdated | Freshness::Orphaned) || retried {
@@ -106,6 +109,9 @@ fn restart(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: 
             Decision::stay(wait)
         };
     }
+    if let Some(decision) = after_gates(view, member, walk, pod, until) {
+        return decision;
+    }
     if snapshot.is_busy(&object) {
         return Decision::stay(reason);
     }
@@ -134,6 +140,23 @@ fn restart(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: 
     Decision::act(reason, Action::RestartDriver(restart))
 }
 
+/// Gates measure what they compare with later; none of them may be at work when the driver goes.
+fn after_gates(
+    view: &View<'_>,
+    member: &Member<'_>,
+    walk: &Walk,
+    pod: &Pod,
+    until: Timestamp,
+) -> Option<Decision> {
+    let Standing::Visit(visit, _) = member.standing else { return None };
+    if let Some(decision) = gates::sample_before(view, member, (visit, walk), pod) {
+        return Some(decision);
+    }
+    let gate = gates::at_work(view, member)?;
+    let found = Finding::about(&gate.name, format!("pod {} of a gate is still at work", gate.name));
+    Some(Decision::stay(Reason::Validating { found, until }))
+}
+
 /// Something uses the device: what tolerates the cordon came back, or it never had to leave because the driver was
 /// restarted in place. It has to leave like the others did, but not for ever.
 fn empty_again(view: &View<'_>, member: &Member<'_>, walk: &Walk, user: &Pod) -> Decision {
@@ -153,7 +176,9 @@ fn empty_again(view: &View<'_>, member: &Member<'_>, walk: &Walk, user: &Pod) ->
 /// Pods with resource claims that are not claims of the device: the last look sees pods, not claims.
 fn users(view: &View<'_>, member: &Member<'_>) -> Users {
     let with_claims = member.pods().filter(|pod| !pod.claims.is_empty());
-    let harmless = with_claims.filter(|pod| !view.uses_device(pod)).map(|pod| pod.uid.clone());
+    let claims = &view.snapshot.claims;
+    let harmless = with_claims.filter(|pod| !super::uses_device(&view.policy.devices, pod, claims));
+    let harmless = harmless.map(|pod| pod.uid.clone());
     Users { devices: view.policy.devices.clone(), harmless: harmless.collect() }
 }
 

@@ -23,6 +23,9 @@ use crate::snapshot::{Object, Rollout, Snapshot};
 /// Progress is told at most this often; the beginning and the end at once.
 const PACE: SignedDuration = SignedDuration::from_secs(10);
 
+/// Drift is told at most this often.
+const DRIFT_PACE: SignedDuration = SignedDuration::from_mins(1);
+
 /// The rollout that visits of this pool belong to: the newest if it has this target, else the one to come.
 pub(super) fn current(
     snapshot: &Snapshot,
@@ -281,7 +284,9 @@ fn staged(stages: &[StageStatus]) -> Option<RolloutPhase> {
         StagePhase::Failed | StagePhase::Spoiled => RolloutPhase::Halted,
         StagePhase::Baking => RolloutPhase::Baking,
         StagePhase::AwaitingApproval => RolloutPhase::AwaitingApproval,
-        StagePhase::Waiting | StagePhase::Moving | StagePhase::Passed => RolloutPhase::Running,
+        StagePhase::Waiting | StagePhase::Moving | StagePhase::Proving | StagePhase::Passed => {
+            RolloutPhase::Running
+        }
     })
 }
 
@@ -325,6 +330,7 @@ fn status(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, rollout: &Rollout) 
         started_at: said.and_then(|s| s.started_at.clone()).or(Some(stamp(snapshot.now))),
         finished_at: over.then(|| said.and_then(|s| s.finished_at.clone()).unwrap_or(stamp(snapshot.now))),
         failures: failures(done),
+        early: done.early.clone(),
         relapses: said.map(|said| said.relapses.clone()).unwrap_or_default(),
         timeline: said.map(|said| said.timeline.clone()).unwrap_or_default(),
         message: rollback
@@ -334,9 +340,16 @@ fn status(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, rollout: &Rollout) 
             .or_else(|| {
                 let (failed, limit) = (done.ledger.failed, done.ledger.max_failed);
                 stopped.then(|| Reason::TooManyFailed { failed, limit }.to_string())
-            }),
+            })
+            .or_else(|| unlisted(done)),
         rollback,
     }
+}
+
+/// Nodes do not start because their version is not in the matrix.
+fn unlisted(done: &PoolPlan) -> Option<String> {
+    let mut reasons = done.nodes.values().map(|verdict| &verdict.reason);
+    reasons.find(|reason| matches!(reason, Reason::NotInMatrix { .. })).map(ToString::to_string)
 }
 
 /// What happened to nodes soon after they were given back is told in their rollout, once for each node.
@@ -371,7 +384,8 @@ fn failures(done: &PoolPlan) -> Vec<RolloutFailure> {
         .iter()
         .filter_map(|(node, verdict)| match (&verdict.reason, verdict.since) {
             (Reason::Failed { cause }, Some(at)) => {
-                Some((at, RolloutFailure::new(node.as_str(), at, cause.to_string())))
+                let failure = RolloutFailure::new(node.as_str(), at, cause.to_string());
+                Some((at, RolloutFailure { log: cause.log().map(str::to_owned), ..failure }))
             }
             _ => None,
         })
@@ -397,10 +411,48 @@ fn policy_status(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &mut P
     };
     let Some((generation, said)) = snapshot.sources.driver_policy_status.get(name) else { return };
     let effective = pool.policy.as_ref().map(|p| p.effective.clone()).unwrap_or_default();
-    let status = DriverPolicyStatus { observed_generation: *generation, ready, message, effective };
+    let matrix = done.matrix.clone();
+    let status = DriverPolicyStatus { observed_generation: *generation, ready, message, effective, matrix };
+    let status = match pace(snapshot.now, said, status) {
+        Ok(status) => status,
+        Err(due) => {
+            plan.wake(due);
+            return;
+        }
+    };
     if *said != status && may_write(snapshot, &Object::DriverPolicy(name.clone()), plan) {
         plan.actions.push(Action::PolicyStatus { name: name.clone(), status });
     }
+}
+
+/// Drift changes with every node that comes, goes or is done: told at once, that would be a write for each. If nothing else
+/// is new, says when it is due.
+fn pace(
+    now: Timestamp,
+    said: &DriverPolicyStatus,
+    mut status: DriverPolicyStatus,
+) -> Result<DriverPolicyStatus, Timestamp> {
+    let at = said.matrix.as_ref().and_then(|matrix| matrix.at.clone());
+    if let Some(matrix) = &mut status.matrix {
+        matrix.at.clone_from(&at);
+    }
+    if *said == status {
+        return Ok(status);
+    }
+    let mut all_else = status.clone();
+    if let (Some(new), Some(old)) = (&mut all_else.matrix, &said.matrix) {
+        new.drift.clone_from(&old.drift);
+        new.not_observed.clone_from(&old.not_observed);
+    }
+    // A clock that was ahead does not keep what it said.
+    let due = at.filter(|at| at.0 <= now).and_then(|at| at.0.checked_add(DRIFT_PACE).ok());
+    if let Some(due) = due.filter(|due| *due > now && all_else == *said) {
+        return Err(due);
+    }
+    if let Some(matrix) = &mut status.matrix {
+        matrix.at = Some(stamp(now));
+    }
+    Ok(status)
 }
 
 /// Nothing under way for this object, and no setback that has to cool off.

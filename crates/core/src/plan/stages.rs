@@ -6,16 +6,17 @@
 
 use std::borrow::Cow;
 
-use jiff::Timestamp;
-
 use super::bake;
-use super::members::{Freshness, Member};
+use super::health;
+use super::members::{Freshness, Member, Standing};
 use super::pool::View;
+use super::proofs::{self, Asked, End, Rounds};
+use super::start::other_driver;
 use super::walk::has_lost_its_cordon;
-use crate::api::{Promotion, StagePhase, StagePromotion, StageStatus, stamp};
+use crate::api::{Promotion, RolloutPhase, StagePhase, StagePromotion, StageStatus, stamp};
 use crate::contract::{CANARY_LABEL, State};
 use crate::names::NodeName;
-use crate::policy::{Pick, RolloutRules, Stage};
+use crate::policy::{CANARY_STAGE, Pick, RolloutRules, Stage};
 use crate::reason::{Limit, Narrow, Reason};
 
 /// The stages of one pool in one pass.
@@ -24,6 +25,8 @@ pub(super) struct Stages<'a> {
     /// What the rollout's status says of each.
     said: Vec<Option<&'a StageStatus>>,
     promotions: &'a [StagePromotion],
+    /// Every node was done once.
+    over: bool,
     /// The stage of each member.
     of: Vec<usize>,
     counts: Vec<Count>,
@@ -44,27 +47,35 @@ struct Count {
 /// How far all stages are, and when to look again.
 pub(super) struct Progress {
     pub(super) stages: Vec<StageStatus>,
-    pub(super) wake_at: Option<Timestamp>,
+    /// Gates that are asked.
+    pub(super) asked: Asked,
 }
 
 impl<'a> Stages<'a> {
     pub(super) fn of(view: &View<'a>, members: &[Member<'a>]) -> Self {
         let said = view.said().map(|status| status.stages.as_slice()).unwrap_or_default();
         let rules = &view.policy.rollout;
+        let proves = rules.gates.iter().any(|gate| !gate.is_for_nodes());
         let stages: Cow<'a, [Stage]> = if view.goes_back {
             Cow::Owned(Vec::new())
         } else if rules.stages.is_empty() {
             let labelled = |member: &Member<'_>| member.node.mark(CANARY_LABEL) == Some("true");
             // Once there were canaries, the others wait for them, whoever takes the label away.
-            let canaries = !said.is_empty() || members.iter().any(labelled);
-            Cow::Owned(if canaries { RolloutRules::implicit(&view.policy.limits) } else { vec![] })
+            let canaries = said.iter().any(|said| said.name == CANARY_STAGE) || members.iter().any(labelled);
+            Cow::Owned(match (canaries, proves) {
+                (true, _) => RolloutRules::implicit(&view.policy.limits),
+                // A gate for the end of a stage needs one.
+                (false, true) => RolloutRules::one(&view.policy.limits),
+                (false, false) => vec![],
+            })
         } else {
             Cow::Borrowed(&rules.stages)
         };
         let of = assign(&stages, members);
         let counts = count(view, &stages, &of, members);
         let said = stages.iter().map(|stage| said.iter().find(|said| said.name == stage.name)).collect();
-        Self { list: stages, said, promotions: view.promotions(), of, counts }
+        let over = view.said().is_some_and(|status| status.phase == RolloutPhase::Done);
+        Self { list: stages, said, promotions: view.promotions(), over, of, counts }
     }
 
     /// The stage of a member, by its place among them; none if the pool goes as one.
@@ -73,6 +84,10 @@ impl<'a> Stages<'a> {
     }
 
     fn phase(&self, stage: usize) -> StagePhase {
+        // What is over is over: a stage that comes about later has nothing to wait for.
+        if self.over {
+            return StagePhase::Passed;
+        }
         self.said[stage].map(|said| said.phase).unwrap_or_default()
     }
 
@@ -98,9 +113,36 @@ impl<'a> Stages<'a> {
         })
     }
 
+    /// Its nodes may start, as far as stages are concerned.
+    pub(super) fn moves(&self, stage: usize) -> bool {
+        !self.is_closed(stage) && !self.said.iter().flatten().any(|said| said.phase.is_bad())
+    }
+
     /// The stages before it come first.
     pub(super) fn is_closed(&self, stage: usize) -> bool {
         !self.list.is_empty() && stage > self.frontier()
+    }
+
+    /// The stage of a node that came up with the new driver before that stage is open, and that nobody has proven. A driver
+    /// that is older than the rollout, or that the rollout does not change, is nothing new.
+    pub(super) fn early(&self, view: &View<'_>, member_index: usize, member: &Member<'_>) -> Option<String> {
+        let stage = self.index(member_index).filter(|stage| self.is_closed(*stage))?;
+        let Standing::Label(label) = member.standing else { return None };
+        let moves = label.in_flight() || member.sync != Freshness::InSync || member.needs_driver();
+        if moves || view.is_called_off() {
+            return None;
+        }
+        let rollout = view.snapshot.rollouts.get(view.rollout.as_ref()?)?;
+        let since = rollout.status.as_ref()?.started_at.as_ref()?.0;
+        // What the rollout does not change is not in there.
+        rollout.spec.previous.as_ref()?.target.get(&*member.daemon_set?.name.name)?;
+        let new = member.pod.is_some_and(|pod| pod.created > since);
+        let last = member.node.last_visit.as_ref();
+        let proven = last.is_some_and(|last| last.rollout_of(&view.policy.driver) == view.rollout.as_deref());
+        let left_alone = member.node.mark(&view.policy.keys.skip) == Some("true")
+            || health::refuses(view, member).is_some()
+            || other_driver(view, member).is_some();
+        (new && !proven && !left_alone).then(|| self.list[stage].name.clone())
     }
 
     /// What each stage allows apart from the pool's limits.
@@ -110,26 +152,29 @@ impl<'a> Stages<'a> {
 
     /// How far each stage is now.
     pub(super) fn progress(&self, view: &View<'_>, members: &[Member<'_>]) -> Progress {
-        let mut wake_at: Option<Timestamp> = None;
+        let mut asked = Asked::default();
         let frontier = self.frontier();
         let stages = self.list.iter().enumerate().map(|(index, stage)| {
+            // Of a stage that has not begun, or is over, no more is told than how many of its nodes are done.
             let nodes = members.iter().zip(&self.of).filter(|(_, of)| **of == index && index == frontier);
             let nodes: Vec<&Member<'_>> =
                 nodes.map(|(member, _)| member).filter(|member| !is_left_out(view, member)).collect();
             let before = self.before(index);
-            let next = self.next(view, index, before.clone(), &nodes);
+            let mut next = self.next(view, index, before.clone(), &nodes, &mut asked);
+            if index == frontier {
+                proofs::tally(view, &mut next, &nodes);
+            }
             if next.phase == StagePhase::Baking
                 && let (Some(bake), Some(status)) = (&stage.bake, &next.bake)
             {
-                let due = bake::due(bake, status);
-                wake_at = Some(wake_at.map_or(due, |at| at.min(due)));
+                asked.wake(bake::due(bake, status));
             }
             let since =
                 if next.phase == before.phase { before.since } else { Some(stamp(view.snapshot.now)) };
             StageStatus { since, ..next }
         });
         let stages = stages.collect();
-        Progress { stages, wake_at }
+        Progress { stages, asked }
     }
 
     /// What was said of a stage, with its nodes counted anew.
@@ -141,11 +186,19 @@ impl<'a> Stages<'a> {
             total: number(total),
             done: number(done),
             failed: number(failed),
+            phase: self.phase(index),
             ..self.said[index].cloned().unwrap_or_default()
         }
     }
 
-    fn next(&self, view: &View<'_>, index: usize, before: StageStatus, nodes: &[&Member<'_>]) -> StageStatus {
+    fn next(
+        &self,
+        view: &View<'_>,
+        index: usize,
+        before: StageStatus,
+        nodes: &[&Member<'_>],
+        asked: &mut Asked,
+    ) -> StageStatus {
         let (stage, count) = (&self.list[index], &self.counts[index]);
         if index != self.frontier() {
             return before;
@@ -168,16 +221,39 @@ impl<'a> Stages<'a> {
             return StageStatus { phase, message: Some(message), ..before };
         }
         match before.phase {
-            StagePhase::Baking => self.baking(view, stage, before, nodes),
+            StagePhase::Baking => self.baking(view, stage, before, nodes, asked),
             StagePhase::AwaitingApproval => self.approved(stage, before),
-            _ if count.is_complete() => match &stage.bake {
+            _ if count.is_complete() => self.proving(view, stage, before, nodes, asked),
+            _ => StageStatus { phase: StagePhase::Moving, message: None, ..before },
+        }
+    }
+
+    /// All of its nodes are done: the gates at its end are asked, then its bake begins.
+    fn proving(
+        &self,
+        view: &View<'_>,
+        stage: &Stage,
+        mut before: StageStatus,
+        nodes: &[&Member<'_>],
+        asked: &mut Asked,
+    ) -> StageStatus {
+        if view.is_called_off() {
+            return before;
+        }
+        match proofs::at_end(view, &mut before, nodes, asked) {
+            End::Failed(message) => {
+                StageStatus { phase: StagePhase::Spoiled, message: Some(message), ..before }
+            }
+            End::Waits(message) => {
+                StageStatus { phase: StagePhase::Proving, message: Some(message), ..before }
+            }
+            End::Passed => match &stage.bake {
                 Some(bake) => {
                     let begun = Some(bake::begin(bake, view.snapshot.now));
                     StageStatus { phase: StagePhase::Baking, bake: begun, message: None, ..before }
                 }
                 None => self.approved(stage, before),
             },
-            _ => StageStatus { phase: StagePhase::Moving, message: None, ..before },
         }
     }
 
@@ -185,13 +261,30 @@ impl<'a> Stages<'a> {
         &self,
         view: &View<'_>,
         stage: &Stage,
-        before: StageStatus,
+        mut before: StageStatus,
         nodes: &[&Member<'_>],
+        asked: &mut Asked,
     ) -> StageStatus {
-        let (Some(rules), Some(status)) = (&stage.bake, &before.bake) else {
+        let (Some(rules), Some(status)) = (&stage.bake, before.bake.clone()) else {
             return self.approved(stage, before);
         };
-        match bake::look(view, rules, status, nodes) {
+        let ends = status.seconds >= status.needed_seconds;
+        // For a rollout that was called off no gate is asked.
+        let mut rounds = if view.is_called_off() {
+            Rounds::default()
+        } else {
+            proofs::repeat(view, &stage.name, (status.since.0, ends), nodes, asked)
+        };
+        if let Some(refusal) = rounds.failed.take() {
+            let message = Some(refusal.enter(&mut before));
+            return StageStatus { phase: StagePhase::Spoiled, message, ..before };
+        }
+        let look = bake::look(view, rules, &status, nodes, rounds);
+        if let bake::Look::Goes(now, _) | bake::Look::Over(now) = &look {
+            let between = (status.looked_at.0, now.looked_at.0);
+            proofs::count_rounds(view, &mut before, nodes, between);
+        }
+        match look {
             bake::Look::Goes(status, message) => StageStatus { bake: Some(status), message, ..before },
             bake::Look::Spoiled(message) => {
                 StageStatus { phase: StagePhase::Spoiled, message: Some(message), ..before }

@@ -43,6 +43,9 @@ pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reas
     let Some(daemon_set) = member.daemon_set.filter(|_| member.target.is_some()) else {
         return Err(revision_pending(member));
     };
+    if let Some(unlisted) = view.unlisted(member) {
+        return Err(Reason::NotInMatrix { unlisted: unlisted.clone() });
+    }
     if member.pod.is_none() {
         return Err(Reason::NoDriverPod { daemon_set: daemon_set.name.clone(), until: None });
     }

@@ -59,6 +59,7 @@ fn tells(stage: &StageStatus) -> String {
     let does = match stage.phase {
         StagePhase::Waiting => "waits",
         StagePhase::Moving => "begins",
+        StagePhase::Proving => "asks its gates",
         StagePhase::Baking => "is watched at work",
         StagePhase::AwaitingApproval => "waits for a person's word",
         StagePhase::Passed => "has passed",

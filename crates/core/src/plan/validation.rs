@@ -1,11 +1,11 @@
 //! `validation-required`: the new driver proves itself, within `limits.validation`. A failure stays one (W1).
 
-use super::clients;
 use super::members::{Freshness, Member};
 use super::patch::go;
 use super::pool::View;
 use super::removal::pod_ref;
 use super::walk::{Decision, deadline, fail, ran_out};
+use super::{clients, gates};
 use crate::action::{Action, DeleteWhy};
 use crate::contract::State;
 use crate::reason::Reason;
@@ -13,7 +13,7 @@ use crate::snapshot::{Object, Pod};
 use crate::visit::{Cause, Finding, Visit, Walk};
 
 pub(super) fn step(view: &View<'_>, member: &Member<'_>, (visit, walk): (&Visit, &Walk)) -> Decision {
-    let limit = view.policy.limits.validation;
+    let limit = gates::validation_limit(view, member, visit, walk);
     let until = deadline(view, walk, limit);
     if member.sync == Freshness::Outdated || member.waits_for_load {
         // A newer version came, or the driver starts once more, after a reboot perhaps.
@@ -27,6 +27,9 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, (visit, walk): (&Visit,
     }
     let (found, stale) = match missing(view, member) {
         Missing::Nothing => {
+            if let Some(decision) = gates::prove(view, member, (visit, walk), until) {
+                return decision;
+            }
             let next = State::UncordonRequired;
             return go(view, member, next, Some(walk.enter(next, view.snapshot.now)));
         }

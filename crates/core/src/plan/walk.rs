@@ -5,16 +5,17 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::cordon::{GivenBack, NO_HOLDS, cordon, cordon_again, give_back, release};
+use super::cordon::{GivenBack, NO_HOLDS, cordon, cordon_again, give_back, release, take_in};
 use super::ledger::Ledger;
 use super::members::{Freshness, Member, Standing, Start, label_state};
 use super::patch::{base_patch, go, record_patch, rewrite};
 use super::pool::View;
 use super::removal::BudgetBook;
 use super::start::other_driver;
-use super::{PoolStatus, health, leaving, restart, steady, validation};
+use super::{PoolStatus, gates, health, leaving, restart, steady, validation};
 use crate::action::{Action, Changes, NodePatch};
 use crate::contract::State;
+use crate::matrix::Unlisted;
 use crate::names::RevisionHash;
 use crate::policy::Policy;
 use crate::reason::Reason;
@@ -72,7 +73,7 @@ pub(super) fn decide(
         _ if *status == PoolStatus::Paused => {
             health::leaked(view, member).unwrap_or_else(|| pause(view, member))
         }
-        Standing::Label(state) => outside_visit(view, member, *state, ledger),
+        Standing::Label(state) => steer_work(view, member, outside_visit(view, member, *state, ledger)),
         Standing::Visit(visit, walk) => during_visit(view, member, visit, walk, ledger, budgets),
     };
     if decision.moves() && pods_are_asked(view, member) { Decision::stay(Reason::Writing) } else { decision }
@@ -130,9 +131,42 @@ fn stand_still(member: &Member<'_>, reason: Reason) -> Decision {
     Decision::stay(failure.map_or(reason, |failure| Reason::Failed { cause: failure.cause.clone() }))
 }
 
+/// A node that is still to go is unwelcome to work, as long as others of its stage move. Told in the write that moves it,
+/// or in one of its own.
+fn steer_work(view: &View<'_>, member: &Member<'_>, mut decision: Decision) -> Decision {
+    let next = decision.actions.iter().find_map(|action| match action {
+        Action::PatchNode(patch) => patch.to.as_ref().map(|to| to.to),
+        _ => None,
+    });
+    let skipped = member.node.mark(&view.policy.keys.skip) == Some("true");
+    let due = next.unwrap_or(member.state()) == State::UpgradeRequired && !skipped;
+    let may_start = member.stage_moves && view.unlisted(member).is_none();
+    let pending = due && may_start && view.steers_work() && !member.restarts_in_place();
+    let key = &view.policy.keys.pending;
+    // The cordon closes the node to all work, and takes the taint with it.
+    if pending == member.node.has_taint(key) || next == Some(State::CordonRequired) {
+        return decision;
+    }
+    let taints = Some(member.node.taints_with(key, pending));
+    match decision.actions.first_mut() {
+        Some(Action::PatchNode(patch)) => patch.taints = taints,
+        Some(_) => {}
+        None => {
+            let nothing = base_patch(view, member, member.state());
+            let labels = Changes::default();
+            let patch = NodePatch { labels, taints, to: None, event: None, ..nothing };
+            decision.actions.push(Action::PatchNode(patch));
+        }
+    }
+    decision
+}
+
 fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Ledger) -> Decision {
     if let Some(decision) = health::leaked(view, member) {
         return decision;
+    }
+    if let Start::Early { stage } = &member.start {
+        return take_in(view, member, stage);
     }
     match state {
         State::Unknown | State::UpgradeDone => compare(view, member, state),
@@ -152,6 +186,9 @@ fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Le
         // Without a driver it may start all the same: given back, it would start and be given back for ever.
         State::CordonRequired if view.is_called_off() && !member.needs_driver() => {
             give_back(view, member, &NO_HOLDS, &GivenBack::Aborted)
+        }
+        State::CordonRequired if let Some(unlisted) = struck_off(view, member) => {
+            give_back(view, member, &NO_HOLDS, &GivenBack::Unlisted(unlisted))
         }
         State::CordonRequired => cordon(view, member, None),
         // The label says that somebody was at work here, but no record says what was done to the node.
@@ -225,7 +262,7 @@ fn start(view: &View<'_>, member: &Member<'_>, ledger: &Ledger) -> Decision {
         }
         Start::No(reason) => return Decision::stay(Reason::clone(reason)),
         Start::Waits { ahead, together, limit } => (*ahead, *together, limit.clone()),
-        Start::NotDue => (ledger.waiting, 1, None),
+        Start::NotDue | Start::Early { .. } => (ledger.waiting, 1, None),
     };
     let limit = limit.unwrap_or_else(|| ledger.binding());
     Decision::stay(Reason::NoSlot { limit, ahead, together })
@@ -280,12 +317,21 @@ fn turn_back(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -
     if view.is_called_off() && member.has_its_old_driver() {
         return Some(give_back(view, member, &visit.holds, &GivenBack::Aborted));
     }
+    if let Some(unlisted) = struck_off(view, member).filter(|_| member.has_its_old_driver()) {
+        return Some(give_back(view, member, &visit.holds, &GivenBack::Unlisted(unlisted)));
+    }
     let wanted = member.asked_for || walk.replace.as_ref() == member.pod.map(|pod| &pod.uid);
     if member.sync == Freshness::InSync && member.driver_ready && !wanted {
         let next = State::ValidationRequired;
         return Some(go(view, member, next, Some(walk.enter(next, view.snapshot.now))));
     }
     None
+}
+
+/// The matrix was read and does not list the version: it was struck off after the start, or another one came meanwhile. A
+/// matrix that cannot be read stops nobody half-way.
+fn struck_off<'v>(view: &'v View<'_>, member: &Member<'_>) -> Option<&'v Unlisted> {
+    view.unlisted(member).map(AsRef::as_ref).filter(|unlisted| unlisted.is_certain())
 }
 
 /// The label mirrors the record. Gone: written again. `upgrade-required`: a person's retry. Anything else: hands off.
@@ -324,6 +370,7 @@ fn failed(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
         && member.waits_for_load
         && member.sync == Freshness::InSync
         && view.users(member).next().is_none()
+        && gates::at_work(view, member).is_none()
     {
         return Decision::act(reason, restart::release_safe_load(view, member));
     }

@@ -24,7 +24,7 @@ use serde_json::{Map, Value};
 pub use amount::{Amount, BadAmount};
 pub(crate) use parse::{duration, problem};
 pub use resolve::{ClusterPolicyFacts, resolve};
-pub use stages::{Bake, Pick, RolloutRules, Stage};
+pub use stages::{Bake, CANARY_STAGE, Pick, RolloutRules, Stage};
 pub use topology::{Gang, Spread, Topology};
 
 use crate::api::{EffectiveValue, Mode, NvSentinelMode, OnBlocked, Refresh, TimeoutAction};

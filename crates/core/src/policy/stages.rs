@@ -4,8 +4,9 @@ use jiff::SignedDuration;
 
 use super::parse::{amount, duration, problem};
 use super::{Amount, Limits, Problem};
-use crate::api::{BakeSpec, OnFailure, Promotion, RolloutPolicySpec, StageSpec};
+use crate::api::{BakeSpec, MatrixSpec, OnFailure, Promotion, RolloutPolicySpec, StageSpec};
 use crate::contract::CANARY_LABEL;
+use crate::gate::Gate;
 use crate::selector::Labels;
 
 /// How a new version reaches a pool.
@@ -13,10 +14,16 @@ use crate::selector::Labels;
 pub struct RolloutRules {
     /// The stages that the policy names, and after them the rest. Empty: it names none.
     pub stages: Vec<Stage>,
+    /// What must pass before a node, or a stage, goes on.
+    pub gates: Vec<Gate>,
     /// What happens when a stage fails; `None`: the policy does not say.
     pub on_failure: Option<OnFailure>,
     /// So many rollouts that are over are kept.
     pub history_limit: u32,
+    /// Nodes that are still to go are unwelcome to work, while others of their stage move.
+    pub prefer_upgraded: bool,
+    /// The version matrix that it is held against.
+    pub matrix: Option<MatrixSpec>,
 }
 
 /// A part of a pool that goes together.
@@ -67,9 +74,19 @@ pub struct Bake {
 /// The stage of those that no other takes.
 const FLEET: &str = "fleet";
 /// The stage that the documented label makes.
-const CANARY: &str = "canary";
+pub const CANARY_STAGE: &str = "canary";
 
 impl RolloutRules {
+    /// The one stage of a pool that has a gate for its end and no stages.
+    pub fn one(limits: &Limits) -> Vec<Stage> {
+        vec![Stage::rest(limits)]
+    }
+
+    /// Gates for every node.
+    pub fn node_gates(&self) -> impl Iterator<Item = &Gate> {
+        self.gates.iter().filter(|gate| gate.is_for_nodes())
+    }
+
     /// The stages of a pool in which nodes carry the documented label and whose policy names none.
     pub fn implicit(limits: &Limits) -> Vec<Stage> {
         let labels = Labels::from([(CANARY_LABEL.to_owned(), "true".to_owned())]);
@@ -80,7 +97,8 @@ impl RolloutRules {
             min_job_starts: 0,
         };
         let failure_threshold = Amount::Nodes(0);
-        let canary = Stage { name: CANARY.to_owned(), pick: Pick::Labelled(labels), ..Stage::rest(limits) };
+        let canary =
+            Stage { name: CANARY_STAGE.to_owned(), pick: Pick::Labelled(labels), ..Stage::rest(limits) };
         vec![Stage { bake: Some(bake), failure_threshold, ..canary }, Stage::rest(limits)]
     }
 }
@@ -120,7 +138,33 @@ pub(super) fn rollout(spec: &RolloutPolicySpec, limits: &Limits) -> Result<Rollo
         }
         stages.push(Stage::rest(limits));
     }
-    Ok(RolloutRules { stages, on_failure: spec.on_failure, history_limit: spec.history_limit })
+    let gates = read_gates(spec, &stages)?;
+    Ok(RolloutRules {
+        stages,
+        gates,
+        on_failure: spec.on_failure,
+        history_limit: spec.history_limit,
+        prefer_upgraded: spec.prefer_upgraded_nodes,
+        matrix: spec.matrix.clone(),
+    })
+}
+
+fn read_gates(spec: &RolloutPolicySpec, stages: &[Stage]) -> Result<Vec<Gate>, Problem> {
+    let in_policy =
+        |problem: Problem| Problem { field: format!("spec.rollout.{}", problem.field), ..problem };
+    let gates = Gate::read_all(&spec.gates).map_err(in_policy)?;
+    let exists = |name: &String| match stages {
+        // Those that come about by themselves.
+        [] => [CANARY_STAGE, FLEET].contains(&name.as_str()),
+        stages => stages.iter().any(|stage| stage.name == *name),
+    };
+    for gate in &gates {
+        if let Some(name) = gate.stages.iter().find(|name| !exists(name)) {
+            let field = format!("spec.rollout.gates[{}].stages", gate.name);
+            return Err(problem(format!("there is no stage {name}"), field));
+        }
+    }
+    Ok(gates)
 }
 
 fn read(spec: &StageSpec, index: usize, limits: &Limits) -> Result<Stage, Problem> {

@@ -6,7 +6,8 @@ use super::about::{About, Thing};
 use super::culprit::culprits;
 use super::{Limit, Motion, Narrow, Reason};
 use crate::api::StagePhase;
-use crate::contract::{State, VISIT_ANNOTATION, nvsentinel};
+use crate::contract::{MATRIX_KEY, State, VISIT_ANNOTATION, nvsentinel};
+use crate::matrix::{Place, Unlisted, WhyUnlisted};
 use crate::names::{NodeName, ObjectName};
 use crate::policy::Source;
 use crate::snapshot::Pod;
@@ -86,6 +87,7 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
         Reason::TooManyFailed { .. } => vec![to("see which failed", "pitcrew status".to_owned())],
         Reason::StageClosed { phase, .. } => open_stage(about, *phase),
         Reason::StageFailed { .. } | Reason::Condemned { .. } => decide_on_version(about),
+        Reason::NotInMatrix { unlisted } => list_version(about, unlisted),
         Reason::Aborted { rollout } => {
             vec![to("take it back", format!("pitcrew abort {rollout} --undo"))]
         }
@@ -153,6 +155,28 @@ fn decide_on_version(about: &About<'_>) -> Vec<Advice> {
         _ => newest.map(|(name, _)| to("take it back", format!("pitcrew rollback {name}"))),
     };
     [see].into_iter().chain(decide).collect()
+}
+
+/// A version that is not in the matrix: put it there, or do without.
+fn list_version(about: &About<'_>, unlisted: &Unlisted) -> Vec<Advice> {
+    let Unlisted { place: Place { config_map: ObjectName { namespace, name }, key }, why } = unlisted;
+    let see = to("see the matrix", format!("kubectl -n {namespace} get configmap {name} -o yaml"));
+    let put = format!(
+        "kubectl -n {namespace} create configmap {name} --from-file={key}={MATRIX_KEY} --dry-run=client -o yaml | kubectl apply -f -"
+    );
+    let put =
+        to("put it there", put).but("from a checkout, where pitcrew matrix validate finds nothing wrong");
+    let patch = json!({"spec": {"rollout": {"matrix": {"enforce": false}}}});
+    let policy = about.pool.source.name();
+    let off = to("do without", format!("kubectl patch driverpolicy {policy} --type=merge -p '{patch}'"));
+    let off = off.but("every version starts then");
+    match why {
+        WhyUnlisted::NoConfigMap => vec![put, off],
+        WhyUnlisted::NoVersion { daemon_set } => vec![see_daemon_set(daemon_set), off],
+        WhyUnlisted::NoKey | WhyUnlisted::Unreadable(_) | WhyUnlisted::InNoEntry { .. } => {
+            vec![see, put, off]
+        }
+    }
 }
 
 fn see_pod(pod: &ObjectName) -> Advice {
@@ -369,7 +393,10 @@ fn after_failure(about: &About<'_>, cause: &Cause) -> Vec<Advice> {
             None => vec![see_pod(pod)],
         },
         (
-            Cause::DriverNotReady { .. } | Cause::ClientNotBack { .. } | Cause::NotValidated { .. },
+            Cause::DriverNotReady { .. }
+            | Cause::ClientNotBack { .. }
+            | Cause::Gate { .. }
+            | Cause::NotValidated { .. },
             Some(pod),
         ) => {
             vec![see_logs(pod), see_pod(pod)]

@@ -3,6 +3,7 @@
 use super::about::{About, Thing};
 use super::{Limit, Reason};
 use crate::contract::{LEASE_NAME, State, nvsentinel};
+use crate::matrix::WhyUnlisted;
 use crate::names::ObjectName;
 use crate::visit::Cause;
 
@@ -45,6 +46,10 @@ pub fn culprits(about: &About<'_>) -> Vec<Thing> {
         Reason::Condemned { rollout, .. } | Reason::Aborted { rollout } => {
             vec![Thing { kind: "Rollout", namespace: None, name: rollout.clone() }]
         }
+        Reason::NotInMatrix { unlisted } => match &unlisted.why {
+            WhyUnlisted::NoVersion { daemon_set } => vec![Thing::namespaced("DaemonSet", daemon_set)],
+            _ => vec![Thing::namespaced("ConfigMap", &unlisted.place.config_map)],
+        },
         Reason::BudgetBlocks { budget, pod, .. } | Reason::BudgetNever { budget, pod, .. } => {
             vec![Thing::namespaced("PodDisruptionBudget", budget), Thing::pod(pod)]
         }

@@ -42,6 +42,7 @@ impl Reason {
             | Reason::BudgetNever { .. }
             | Reason::PodStuck { .. }
             | Reason::CannotBeEmptied { .. }
+            | Reason::NotInMatrix { .. }
             | Reason::PoolFrozen { .. } => Motion::HeldUp,
             Reason::AtomWaits { why, .. } => match why.motion() {
                 Motion::Done => Motion::ByItself,
@@ -112,6 +113,9 @@ pub fn next(about: &About<'_>) -> Option<Next> {
         }
         Reason::Condemned { .. } => {
             "stays as it is until another version is set, or a person clears this one".to_owned()
+        }
+        Reason::NotInMatrix { .. } => {
+            "starts when the matrix lists this version, or another version is set".to_owned()
         }
         Reason::TooManyFailed { .. } => {
             "starts when failed nodes are retried and done, or the limit is raised".to_owned()

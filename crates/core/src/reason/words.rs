@@ -83,6 +83,9 @@ impl fmt::Display for Reason {
             Reason::Condemned { rollout, why } => {
                 write!(f, "this version went wrong in rollout {rollout} and is not tried again: {why}")
             }
+            Reason::NotInMatrix { unlisted } => {
+                write!(f, "{unlisted}; nothing starts without that (rollout.matrix.enforce)")
+            }
             Reason::Aborted { rollout } => write!(f, "rollout {rollout} was aborted"),
             Reason::CannotBeEmptied { found } => write!(f, "cannot be emptied: {found}"),
             Reason::DriverStopping { pod, .. } => write!(f, "old driver pod {pod} is stopping"),
@@ -194,6 +197,7 @@ fn who_is(nodes: &[NodeName]) -> String {
 /// What a stage is doing that others wait for.
 fn doing(phase: StagePhase) -> &'static str {
     match phase {
+        StagePhase::Proving => "asks its gates",
         StagePhase::Baking => "is watched at work",
         StagePhase::AwaitingApproval => "waits for a person's word",
         _ => "comes first",

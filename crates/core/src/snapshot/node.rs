@@ -1,6 +1,7 @@
 //! A node, as far as it matters.
 
 use jiff::Timestamp;
+use serde_json::{Value, json};
 
 use crate::contract::{HEALTH_HOLD_ANNOTATION, LAST_VISIT_ANNOTATION, VISIT_ANNOTATION, is_relevant};
 use crate::health::HealthHold;
@@ -28,8 +29,12 @@ pub struct Node {
     pub conditions: Vec<Condition>,
     /// Extended resources that it offers, with the amount.
     pub allocatable: Vec<(Box<str>, u32)>,
+    /// Where other nodes find it.
+    pub address: Option<Box<str>>,
     /// Differs after each boot.
     pub boot_id: Box<str>,
+    /// Its taints, as the API has them: they are written as a whole.
+    pub taints: Vec<Value>,
     /// It has the taint of somebody who repairs it.
     pub remediated: bool,
     /// The visit record, taken apart once on arrival …
@@ -58,6 +63,8 @@ impl Node {
             ready: true,
             conditions: Vec::new(),
             allocatable: Vec::new(),
+            taints: Vec::new(),
+            address: None,
             boot_id: "".into(),
             remediated: false,
         };
@@ -99,6 +106,18 @@ impl Node {
         let amounts = self.allocatable.iter().filter(|(name, _)| counts(name)).map(|(_, amount)| *amount);
         amounts.fold(0, u32::saturating_add)
     }
+    /// It has this taint.
+    pub fn has_taint(&self, key: &str) -> bool {
+        self.taints.iter().any(|taint| taint["key"] == key)
+    }
+
+    /// Its taints with this one, as a wish to the scheduler, or without it.
+    pub fn taints_with(&self, key: &str, set: bool) -> Vec<Value> {
+        let others = self.taints.iter().filter(|taint| taint["key"] != key).cloned();
+        let ours = json!({"key": key, "effect": "PreferNoSchedule"});
+        others.chain(set.then_some(ours)).collect()
+    }
+
     /// Takes no new work, for whatever cause.
     pub fn is_out(&self) -> bool {
         self.unschedulable || !self.ready

@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 
 use super::fixture::*;
 use crate::clients::ClientKind;
-use crate::contract::{HEALTH_HOLD_ANNOTATION, State, nvsentinel};
+use crate::contract::{HEALTH_HOLD_ANNOTATION, MATRIX_KEY, State, nvsentinel};
 use crate::health::{HealthHold, Owner, Shield};
+use crate::matrix::Files;
 use crate::names::{NodeName, ObjectName};
 use crate::policy;
 use crate::reason::{About, Motion, Reason, advice, culprits, next};
@@ -82,6 +83,12 @@ fn before_a_visit() -> Vec<Case> {
             ),
         ),
         ("no window is long enough", windows(json!({"windows": [{"start": "22:00", "duration": "10m"}]}))),
+        ("no version matrix", in_matrix(None)),
+        ("not in the version matrix", in_matrix(Some("versions: {current: {driver: '560.35.03'}}"))),
+        (
+            "no version to look for",
+            but(in_matrix(Some(MATRIX)), |f| f.daemon_set_mut().driver_version = None),
+        ),
         ("skipped", only(required().skipped())),
         (
             "a stale client in service",
@@ -173,6 +180,15 @@ fn max_unavailable(fleet: &mut Fleet, nodes: i32) {
 fn in_zones(topology: Value) -> Fleet {
     let options = json!({"maxParallelUpgrades": 0, "maxUnavailable": "100%"});
     moving_by(options, json!({"topology": topology})).with(rack("n")).with(rack("m"))
+}
+
+const MATRIX: &str = "versions: {current: {driver: '565.57.01'}}";
+
+/// An enforced matrix.
+fn in_matrix(text: Option<&str>) -> Fleet {
+    let mut fleet = moving_by(json!({}), json!({"matrix": {"enforce": true}})).with(required());
+    fleet.snapshot.matrices = text.map(|text| Files::read([(MATRIX_KEY, text)].into_iter()));
+    fleet
 }
 
 fn windows(rollout: Value) -> Fleet {
@@ -321,6 +337,7 @@ fn every_reason_has_an_answer() {
         "atom-waits",
         "atom-too-large",
         "spread-full",
+        "not-in-matrix",
         "skipped",
         "other-driver",
         "node-not-ready",

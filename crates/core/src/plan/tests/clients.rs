@@ -193,8 +193,8 @@ fn on_delete(fleet: &mut Fleet, name: &str) {
     let uid = format!("client-{name}");
     fleet.snapshot.daemon_sets.get_mut(uid.as_str()).unwrap().on_delete = true;
     for (number, hash) in [(1, "1"), (2, "2")] {
-        let revision =
-            TemplateRevision { owner: uid.as_str().into(), number, hash: RevisionHash::from(hash) };
+        let (owner, hash) = (uid.as_str().into(), RevisionHash::from(hash));
+        let revision = TemplateRevision { owner, number, hash, digest: None, driver_version: None };
         fleet.snapshot.revisions.insert(format!("{uid}-{number}").into(), revision);
     }
 }

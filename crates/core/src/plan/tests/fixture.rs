@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use crate::action::{Action, DeleteWhy, NodePatch, PodRef, PutBack, RestartDriver};
 use crate::check::violations;
 use crate::clients::ClientKind;
-use crate::contract::{DEFAULT_LABEL_DOMAIN, Keys, State, VISIT_ANNOTATION};
+use crate::contract::{DEFAULT_LABEL_DOMAIN, GATE_RUN_ANNOTATION, Keys, State, VISIT_ANNOTATION};
+use crate::gate::{GatePod, GateRun, JobEnd, JobFacts, PodState, Sample};
 use crate::names::{DriverName, NodeName, ObjectName, ResourceVersion, Uid};
 use crate::plan::{Plan, PoolPlan, Verdict, plan};
 use crate::policy::{ClusterPolicyFacts, Source};
@@ -274,6 +275,8 @@ pub(super) struct Fleet {
     pub(super) crashes_on: BTreeSet<String>,
     /// Clients that do not become ready again.
     pub(super) hung_clients: BTreeSet<String>,
+    /// What gates say that do not simply pass: by name, at which time.
+    pub(super) gates: Vec<(&'static str, Sample, PodState)>,
     /// What budgets allow again after each pass: evicted pods come up elsewhere.
     budgets: BTreeMap<ObjectName, Budget>,
     serial: u64,
@@ -316,6 +319,7 @@ impl Fleet {
             story: vec![],
             crashes_on: BTreeSet::new(),
             hung_clients: BTreeSet::new(),
+            gates: Vec::new(),
             budgets: BTreeMap::new(),
             serial: 1,
         };
@@ -352,7 +356,8 @@ impl Fleet {
 
     /// The same, in the middle of a story.
     pub(super) fn publish(&mut self, driver: &str, number: i64, hash: &str) {
-        let revision = TemplateRevision { owner: daemon_set_uid(driver), number, hash: hash.into() };
+        let (owner, hash) = (daemon_set_uid(driver), hash.into());
+        let revision = TemplateRevision { owner, number, hash, digest: None, driver_version: None };
         self.snapshot.revisions.insert(format!("{driver}-{number}").into(), revision);
     }
 
@@ -671,6 +676,7 @@ impl Fleet {
                 Action::PolicyStatus { name, status } => {
                     self.snapshot.sources.driver_policy_status.get_mut(name).unwrap().1 = status.clone();
                 }
+                Action::CreateJob { name, body } => self.run_gate(name, body),
                 Action::Complain { .. } => {}
             }
         }
@@ -700,6 +706,38 @@ impl Fleet {
         self.daemon_set_mut().driver_version = Some("560.35.03".parse().unwrap());
     }
 
+    /// A gate's Job, with one pod on each of its nodes, which are done at once or never.
+    fn run_gate(&mut self, name: &ObjectName, body: &Value) {
+        let now = self.snapshot.now;
+        let text = body["metadata"]["annotations"][GATE_RUN_ANNOTATION].as_str().unwrap();
+        let run: GateRun = serde_json::from_str(text).unwrap();
+        let report =
+            r#"{"gpus": 8, "withEcc": 8, "corrected": 0, "uncorrected": 0, "active": 8, "gbps": 3200}"#;
+        let told = self.gates.iter().find(|(gate, at, _)| *gate == run.gate.as_str() && *at == run.sample);
+        let state = told.map_or(PodState::Succeeded { message: report.into() }, |(.., state)| state.clone());
+        let end = match &state {
+            PodState::Open { .. } => None,
+            PodState::Succeeded { .. } => Some((now, JobEnd::Complete)),
+            PodState::Failed { .. } => Some((now, JobEnd::Failed)),
+        };
+        let uid: Uid = format!("uid-{}", name.name).into();
+        for node in &run.nodes {
+            let name = ObjectName::new(&name.namespace, &format!("{}-{node}", name.name));
+            let (node, started, state) = (Some(node.clone()), Some(now), state.clone());
+            let (job, created, deleting) = (uid.clone(), now, false);
+            let pod = GatePod { name: name.clone(), job, created, node, started, state, deleting };
+            self.snapshot.gate_pods.insert(name, pod);
+        }
+        let job = JobFacts { name: name.clone(), uid, run, created: now, end };
+        assert!(self.snapshot.gate_jobs.insert(name.clone(), job).is_none(), "{name} is there already");
+    }
+
+    /// Time has passed, and Jobs that are over are gone.
+    pub(super) fn forget_jobs(&mut self) {
+        self.snapshot.gate_jobs.clear();
+        self.snapshot.gate_pods.clear();
+    }
+
     fn patch(&mut self, patch: &NodePatch) {
         let NodePatch { node: name, seen, labels, annotations, unschedulable, .. } = patch;
         let version = self.tick();
@@ -716,6 +754,9 @@ impl Fleet {
             };
         }
         node.unschedulable = unschedulable.unwrap_or(node.unschedulable);
+        if let Some(taints) = &patch.taints {
+            node.taints.clone_from(taints);
+        }
         node.read_annotations();
     }
 
@@ -882,6 +923,13 @@ pub(super) fn tell(action: &Action) -> String {
         Action::PutBack(PutBack::Template { daemon_set, revision, .. }) => {
             format!("{daemon_set} -> {revision}")
         }
+        Action::CreateJob { body, .. } => {
+            let run = body["metadata"]["annotations"][GATE_RUN_ANNOTATION].as_str().unwrap();
+            let GateRun { gate, nodes, sample, attempt, stage, .. } = serde_json::from_str(run).unwrap();
+            let nodes: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
+            let stage = stage.map(|stage| format!(" for stage {stage}")).unwrap_or_default();
+            format!("{} gate {gate} {sample:?} {attempt}{stage}", nodes.join(" "))
+        }
         Action::DeleteRollout { name, .. } => format!("rollout {name} is forgotten"),
         Action::PolicyStatus { name, status } => {
             format!("policy {name} ready={}: {}", status.ready, status.message)
@@ -901,6 +949,11 @@ fn tell_patch(patch: &NodePatch) -> String {
         Some(true) => parts.push("+cordon".to_owned()),
         Some(false) => parts.push("-cordon".to_owned()),
         None => {}
+    }
+    if let Some(taints) = &patch.taints {
+        let set =
+            taints.iter().any(|taint| taint["key"].as_str().is_some_and(|key| key.ends_with("-pending")));
+        parts.push(if set { "+pending" } else { "-pending" }.to_owned());
     }
     let mut annotations: Vec<_> = patch.annotations.iter().collect();
     annotations.sort_unstable();

@@ -45,6 +45,7 @@ fn patch(node: &str, from: State, to: State) -> NodePatch {
         labels: Changes::from((keys("gpu").state.as_str(), Some(to.as_str().to_owned()))),
         annotations: Changes::default(),
         unschedulable: None,
+        taints: None,
         to: Some(Transition { driver: "gpu".into(), from, to }),
         event: None,
         unless_used: None,

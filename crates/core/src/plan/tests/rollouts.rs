@@ -174,3 +174,26 @@ fn a_driver_policy_gets_its_answer_once() {
     assert_eq!(status.observed_generation, 1);
     assert_eq!(status.effective["maxUnavailable"].value, "25%");
 }
+
+/// The news of a revision came before that of its DaemonSet, whose old version went into the rollout, and whose old
+/// digest made it look as if nothing new were installed.
+#[test]
+fn a_revision_that_comes_before_its_template_is_waited_for() {
+    let mut fleet = Fleet::new().nodes(2, |n| n);
+    fleet.play();
+    fleet.publish("gpu", 3, "newer");
+    let newest = fleet.snapshot.revisions.values_mut().max_by_key(|revision| revision.number).unwrap();
+    newest.driver_version = Some("570.86.15".parse().unwrap());
+    fleet.settle();
+    assert!(fleet.snapshot.rollouts.is_empty());
+    assert!(
+        matches!(fleet.reason("gpu-1"), crate::reason::Reason::RevisionPending { .. }),
+        "{}",
+        fleet.why("gpu-1")
+    );
+    fleet.daemon_set_mut().driver_version = Some("570.86.15".parse().unwrap());
+    fleet.play();
+    let rollout = &fleet.snapshot.rollouts["cluster-policy-1"];
+    assert_eq!(rollout.spec.version.as_deref(), Some("570.86.15"));
+    assert_eq!(phase(&fleet, "cluster-policy-1"), RolloutPhase::Done);
+}

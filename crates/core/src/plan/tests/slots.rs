@@ -101,7 +101,11 @@ fn a_start_with_unknown_outcome_holds_its_slot_until_it_was_read() {
     fleet.wait(5);
     assert_eq!(
         fleet.decisions(),
-        ["gpu-1 read", "rollout cluster-policy-1 begins: {\"nvidia-driver-daemonset\": \"new\"}"]
+        [
+            "gpu-1 read",
+            "gpu-2 annotate +pending",
+            "rollout cluster-policy-1 begins: {\"nvidia-driver-daemonset\": \"new\"}"
+        ]
     );
 }
 

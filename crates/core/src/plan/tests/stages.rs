@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::fixture::*;
 use crate::api::{RolloutPhase, StagePhase, StagePromotion, StageStatus, stamp};
-use crate::contract::State;
+use crate::contract::{LAST_VISIT_ANNOTATION, State};
 use crate::reason::Reason;
 use crate::snapshot::Condition;
 
@@ -315,4 +315,122 @@ fn a_node_without_any_driver_does_not_wait_for_its_stage() {
     fleet.live(HOUR);
     assert!(!matches!(fleet.reason("gpu-5"), Reason::StageClosed { .. }), "{}", fleet.why("gpu-5"));
     assert_eq!(done(&fleet), ["gpu-3", "gpu-5"]);
+}
+
+#[test]
+fn a_node_that_comes_up_with_the_new_driver_before_its_stage_is_open_is_taken_out_and_proven() {
+    let mut fleet = labelled();
+    fleet.live(HOUR);
+    assert_eq!(done(&fleet), ["gpu-3"]);
+    // Somebody has deleted its driver pod.
+    comes_up(&mut fleet, "gpu-1");
+    fleet.step();
+    let node = fleet.node_mut("gpu-1");
+    assert!(node.unschedulable);
+    assert_eq!(fleet.verdict("gpu-1").state, State::PodRestartRequired);
+    assert_eq!(fleet.told("gpu-1 -> pod-restart-required +cordon").len(), 1);
+    fleet.live(60);
+    assert_eq!(done(&fleet), ["gpu-1", "gpu-3"]);
+    assert!(!fleet.node_mut("gpu-1").unschedulable);
+    assert_eq!(fleet.told("-> cordon-required"), ["gpu-3 -> cordon-required"]);
+    let (_, rollout) = fleet.snapshot.rollouts.last_key_value().unwrap();
+    assert_eq!(rollout.status.as_ref().unwrap().early, ["gpu-1"]);
+}
+
+#[test]
+fn a_driver_that_is_older_than_the_rollout_is_nothing_new() {
+    let mut fleet = labelled();
+    fleet.driver_mut("gpu-1").revision = Some(NEW.into());
+    fleet.live(HOUR);
+    assert_eq!(fleet.told("gpu-1 -> pod-restart-required"), [""; 0]);
+}
+
+/// Nodes that are unwelcome to work.
+fn pending(fleet: &Fleet) -> Vec<&str> {
+    let nodes = fleet.snapshot.nodes.iter();
+    nodes
+        .filter(|(_, node)| node.has_taint("pitcrew.dev/gpu-upgrade-pending"))
+        .map(|(n, _)| n.as_str())
+        .collect()
+}
+
+#[test]
+fn nodes_that_are_still_to_go_are_unwelcome_while_others_of_their_stage_move() {
+    let mut fleet = Fleet::new().nodes(3, NodeSpec::outdated);
+    let rack = json!({"key": "rack", "value": "7", "effect": "NoSchedule"});
+    fleet.node_mut("gpu-3").taints.push(rack.clone());
+    fleet.step();
+    assert_eq!(pending(&fleet), ["gpu-1", "gpu-2", "gpu-3"]);
+    assert_eq!(fleet.told("+pending").len(), 3, "in the write that says that they are due");
+    fleet.step();
+    fleet.step();
+    assert_eq!(pending(&fleet), ["gpu-2", "gpu-3"], "the cordon takes it away");
+    assert_eq!(fleet.told("gpu-1 -> wait-for-jobs-required +cordon -pending").len(), 1);
+    fleet.play();
+    assert_eq!(pending(&fleet), [""; 0]);
+    assert_eq!(fleet.node_mut("gpu-3").taints, [rack]);
+}
+
+#[test]
+fn nobody_is_unwelcome_during_a_bake_or_after_an_abort() {
+    let mut fleet = labelled();
+    fleet.live(HOUR);
+    assert_eq!((phase(&fleet), pending(&fleet)), (RolloutPhase::Baking, vec![]));
+    let mut fleet = Fleet::new().nodes(3, NodeSpec::outdated);
+    fleet.step();
+    fleet.step();
+    fleet.abort_rollouts();
+    fleet.play();
+    assert_eq!(pending(&fleet), [""; 0]);
+}
+
+#[test]
+fn whoever_does_not_want_it_gets_no_taint() {
+    let spec = json!({"driver": {"name": "gpu"}, "rollout": {"preferUpgradedNodes": false}});
+    let mut fleet = Fleet::without_policy().driver_policy("gpu", spec).nodes(3, NodeSpec::outdated);
+    fleet.play();
+    assert_eq!(done(&fleet).len(), 3);
+    assert_eq!(fleet.told("pending"), [""; 0]);
+}
+
+/// A driver pod that was made just now, of the new version.
+fn comes_up(fleet: &mut Fleet, node: &str) {
+    let now = fleet.snapshot.now;
+    let driver = fleet.driver_mut(node);
+    (driver.created, driver.started, driver.uid) = (now, Some(now), "uid-another".into());
+    driver.revision = Some(NEW.into());
+    fleet.validator_mut(node).started = Some(now);
+}
+
+#[test]
+fn stages_that_come_about_after_the_end_take_nobody_out() {
+    let mut fleet = Fleet::new().nodes(3, NodeSpec::outdated);
+    fleet.play();
+    fleet.wait(HOUR);
+    // Somebody has replaced a driver pod since, and now labels a canary for the next version.
+    comes_up(&mut fleet, "gpu-1");
+    fleet.node_mut("gpu-1").last_visit = None;
+    fleet.node_mut("gpu-1").annotations.remove(LAST_VISIT_ANNOTATION);
+    fleet.node_mut("gpu-3").set_label("gpu-canary", Some("true"));
+    fleet.live(HOUR);
+    assert_eq!((done(&fleet).len(), phase(&fleet)), (3, RolloutPhase::Done));
+    assert_eq!(fleet.told("gpu-1 -> pod-restart-required").len(), 1, "in the first rollout");
+}
+
+#[test]
+fn early_nodes_are_taken_out_as_far_as_there_is_room_and_only_if_nobody_leaves_them_out() {
+    let limits = json!({"maxParallelUpgrades": 0, "maxUnavailable": 1});
+    let mut fleet = Fleet::new().policy(limits).nodes(5, NodeSpec::outdated);
+    fleet.node_mut("gpu-5").set_label("gpu-canary", Some("true"));
+    fleet.node_mut("gpu-4").set_label(&keys("gpu").skip, Some("true"));
+    fleet.live(HOUR);
+    for node in ["gpu-1", "gpu-2", "gpu-3", "gpu-4"] {
+        comes_up(&mut fleet, node);
+    }
+    fleet.step();
+    let out = fleet.snapshot.nodes.values().filter(|node| node.unschedulable).count();
+    assert_eq!(out, 1);
+    fleet.live(HOUR);
+    assert_eq!(fleet.told("-> pod-restart-required +cordon").len(), 3);
+    assert_eq!(fleet.told("gpu-4 -> pod-restart-required"), [""; 0]);
 }

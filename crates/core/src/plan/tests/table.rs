@@ -83,7 +83,7 @@ fn outside_a_visit() {
         ]);
     }
     let required = || n().outdated().labelled(UpgradeRequired);
-    cases.extend([
+    cases.extend(vec![
         case(UpgradeRequired, "slot free", required()),
         case(UpgradeRequired, "cordoned by somebody", required().cordoned()),
         case(UpgradeRequired, "back in sync", n().labelled(UpgradeRequired)),

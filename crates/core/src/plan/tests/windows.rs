@@ -1,5 +1,7 @@
 //! When anybody may start.
 
+use std::collections::BTreeMap;
+
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 
@@ -33,7 +35,17 @@ fn starts(fleet: &Fleet) -> Vec<String> {
 fn visited(name: &str, minutes: i64) -> NodeSpec {
     let ended = after(-86_400);
     let began = Some(ended - SignedDuration::from_mins(minutes));
-    let last = LastVisit { rollout: None, began, ended, boot: None, cordoned: false };
+    let (gates, boot) = (BTreeMap::new(), None);
+    let last = LastVisit {
+        rollout: None,
+        began,
+        ended,
+        boot,
+        early: false,
+        rollouts: BTreeMap::new(),
+        gates,
+        cordoned: false,
+    };
     node(name).annotation(LAST_VISIT_ANNOTATION, &last.to_text())
 }
 

@@ -11,6 +11,8 @@ use proptest::sample::select;
 use serde_json::{Value, json};
 
 use super::fixture::*;
+use crate::contract::MATRIX_KEY;
+use crate::matrix::Files;
 use crate::names::PoolName;
 use crate::policy::{ClusterPolicyFacts, Source};
 use crate::snapshot::NvSentinel;
@@ -45,6 +47,30 @@ pub(super) struct Sketch {
     hung_clients: bool,
     pub(super) topology: TopologySketch,
     windows: WindowSketch,
+    matrix: MatrixSketch,
+}
+
+/// What the version matrix says of the version that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum MatrixSketch {
+    /// Nobody asks.
+    Off,
+    Listed,
+    Unlisted,
+    Unreadable,
+    Missing,
+}
+
+impl MatrixSketch {
+    fn files(self) -> Option<Files> {
+        let text = match self {
+            MatrixSketch::Off | MatrixSketch::Missing => return None,
+            MatrixSketch::Listed => "versions: {current: {driver: '565.57.01'}}",
+            MatrixSketch::Unlisted => "versions: {current: {driver: '560.35.03'}}",
+            MatrixSketch::Unreadable => "versions:",
+        };
+        Some(Files::read([(MATRIX_KEY, text)].into_iter()))
+    }
 }
 
 /// Which nodes go together, and which do not. Only a DriverPolicy says that.
@@ -152,12 +178,19 @@ pub(super) fn sketches() -> impl Strategy<Value = Sketch> {
         2 => Just(WindowSketch::Tomorrow),
         1 => Just(WindowSketch::Never),
     ];
-    let world = (world, topology, windows);
+    let matrix = prop_oneof![
+        12 => Just(MatrixSketch::Off),
+        2 => Just(MatrixSketch::Listed),
+        2 => Just(MatrixSketch::Unlisted),
+        1 => Just(MatrixSketch::Unreadable),
+        1 => Just(MatrixSketch::Missing),
+    ];
+    let world = (world, topology, windows, matrix);
     (fleet, limits, ways, rule, any::<bool>(), world).prop_map(
         |(nodes, limits, ways, rule, new_version, world)| {
             let (parallel, unavailable, paused) = limits;
             let (drain, timeout_delete, wait_for_jobs, budget) = ways;
-            let (world, topology, windows) = world;
+            let (world, topology, windows, matrix) = world;
             let (breaker, operator, aborted, hung_clients, (refresh, on_blocked)) = world;
             Sketch {
                 nodes,
@@ -178,6 +211,7 @@ pub(super) fn sketches() -> impl Strategy<Value = Sketch> {
                 hung_clients,
                 topology,
                 windows,
+                matrix,
             }
         },
     )
@@ -227,6 +261,9 @@ impl Sketch {
         }
         if let Some(max) = spread {
             rollout["topology"]["spread"] = json!({"label": "half", "max": max});
+        }
+        if self.matrix != MatrixSketch::Off {
+            rollout["matrix"] = json!({"enforce": true});
         }
         json!({
             "driver": driver,
@@ -308,6 +345,7 @@ impl Sketch {
         if let Some(allowed) = self.budget {
             fleet = fleet.budget("web", allowed);
         }
+        fleet.snapshot.matrices = self.matrix.files();
         fleet.snapshot.nvsentinel = self.breaker.map(|tripped| NvSentinel { tripped });
         if self.operator {
             fleet.snapshot.gpu_operator.deployments.insert("deployment/gpu-operator/gpu-operator".to_owned());

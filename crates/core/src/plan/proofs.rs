@@ -1,0 +1,364 @@
+//! Gates of a stage as a whole: those at its end, those that are repeated while it bakes, and what all of them have said.
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::gates::{self, Make, Said};
+use super::members::{Freshness, Member};
+use super::pool::View;
+use crate::action::Action;
+use crate::api::{GateStatus, GateWhen, StageStatus};
+use crate::contract::State;
+use crate::gate::{Gate, GateRun, JobFacts, KEPT, Numbers, Sample, Verdict};
+use crate::names::{GateName, NodeName};
+use crate::visit::Cause;
+
+/// Jobs to be made, and when to look again.
+#[derive(Default)]
+pub(super) struct Asked {
+    pub(super) actions: Vec<Action>,
+    pub(super) wake_at: Option<Timestamp>,
+}
+
+impl Asked {
+    pub(super) fn wake(&mut self, at: Timestamp) {
+        self.wake_at = Some(self.wake_at.map_or(at, |other| other.min(at)));
+    }
+
+    /// Has a Job made; what stands in its way, if something does.
+    fn make(
+        &mut self,
+        view: &View<'_>,
+        gate: &Gate,
+        run: &GateRun,
+        nodes: &[&Member<'_>],
+        kept: SignedDuration,
+    ) -> Option<String> {
+        match gates::make(view, gate, run, nodes, kept) {
+            Make::Now(action) => self.actions.push(*action),
+            Make::UnderWay => {}
+            Make::At(at, what) => {
+                self.wake(at);
+                return Some(what);
+            }
+        }
+        None
+    }
+
+    fn wait(&mut self, runs: &gates::Runs) {
+        self.wake(runs.wakes());
+    }
+}
+
+/// What the gates at a stage's end say.
+pub(super) enum End {
+    Passed,
+    Waits(String),
+    Failed(String),
+}
+
+/// Asks the gates at the end of a stage, one after the other. What they say goes into `status` at once: a Job that is over
+/// is soon forgotten.
+pub(super) fn at_end(
+    view: &View<'_>,
+    status: &mut StageStatus,
+    nodes: &[&Member<'_>],
+    asked: &mut Asked,
+) -> End {
+    let stage = status.name.clone();
+    if nodes.is_empty() {
+        // Nothing was moved, so there is nothing to prove.
+        return End::Passed;
+    }
+    for gate in &view.policy.rollout.gates {
+        let Some(wanted) = gate.at_end_of(&stage) else { continue };
+        let name = &gate.name;
+        let said = status.gates.iter().find(|said| said.is_of(name.as_str(), GateWhen::Stage));
+        if said.is_some_and(|said| said.passed > 0) {
+            continue;
+        }
+        let fit = nodes.iter().copied().filter(|member| is_in_service(member) && !member.node.is_out());
+        let fit: Vec<&Member<'_>> = fit.take(wanted as usize).collect();
+        // One that was asked is listened to, whatever has become of its nodes meanwhile.
+        let begun = asked_before(view, gate, &stage, END).max_by_key(|job| (job.created, &job.name));
+        let said = begun.map(|job| gates::ask(view, gate, GateRun { attempt: 1, ..job.run.clone() }, None));
+        let said = said.filter(|said| !matches!(said, Said::Ask(_)));
+        if said.is_none() && fit.len() < wanted as usize {
+            let has = fit.len();
+            return End::Waits(format!("gate {name} needs {wanted} nodes in service; the stage has {has}"));
+        }
+        let names = || fit.iter().map(|member| member.name.clone()).collect();
+        let said =
+            said.unwrap_or_else(|| gates::ask(view, gate, run(view, gate, &stage, names(), END), None));
+        match said {
+            Said::Passed { took, .. } => entry(status, name, GateWhen::Stage).pass(took.as_secs()),
+            Said::Failed { why, log } => {
+                let message = format!("gate {name} {why}");
+                let entry = entry(status, name, GateWhen::Stage);
+                (entry.failed, entry.message) = (entry.failed + 1, Some(why));
+                entry.log = Some(log.into()).filter(|log: &String| !log.is_empty());
+                return End::Failed(message);
+            }
+            Said::Unjudged { why } => {
+                entry(status, name, GateWhen::Stage).message = Some(why.clone());
+                return End::Waits(format!("gate {name} {why}; it is asked again within the hour"));
+            }
+            Said::Runs(runs) => {
+                asked.wait(&runs);
+                return End::Waits(format!("gate {name}: {}", runs.says()));
+            }
+            Said::Ask(run) => {
+                let refused = asked.make(view, gate, &run, &fit, KEPT);
+                return End::Waits(
+                    refused
+                        .map_or(format!("gate {name} is asked"), |what| format!("gate {name} waits: {what}")),
+                );
+            }
+        }
+    }
+    End::Passed
+}
+
+/// What the gates that are repeated during a bake say.
+#[derive(Default)]
+pub(super) struct Rounds {
+    /// One said no.
+    pub(super) failed: Option<Refusal>,
+    /// One could not tell, the last time it was asked.
+    pub(super) unjudged: Option<String>,
+    /// One is at work.
+    pub(super) at_work: Option<String>,
+}
+
+/// A gate that said no during a bake.
+pub(super) struct Refusal {
+    /// Which, where and why.
+    pub(super) what: String,
+    gate: GateName,
+    log: Box<str>,
+}
+
+impl Refusal {
+    /// Writes it down.
+    pub(super) fn enter(self, status: &mut StageStatus) -> String {
+        let entry = entry(status, &self.gate, GateWhen::Bake);
+        (entry.failed, entry.message) = (entry.failed + 1, Some(self.what.clone()));
+        entry.log = Some(self.log.into()).filter(|log: &String| !log.is_empty());
+        self.what
+    }
+}
+
+/// Asks the gates that are repeated while a stage bakes, each on every node, round by round since the bake began. When the
+/// time is over (`ends`), no round begins that nobody needs.
+pub(super) fn repeat(
+    view: &View<'_>,
+    stage: &str,
+    (since, ends): (Timestamp, bool),
+    nodes: &[&Member<'_>],
+    asked: &mut Asked,
+) -> Rounds {
+    let mut rounds = Rounds::default();
+    for gate in view.policy.rollout.node_gates() {
+        let Some(every) = gate.repeat else { continue };
+        let round = view.snapshot.now.duration_since(since).as_secs() / every.as_secs().max(1);
+        let next = SignedDuration::from_secs(every.as_secs().saturating_mul(round.saturating_add(1)));
+        asked.wake(since.saturating_add(next).unwrap_or(Timestamp::MAX));
+        // The newest round decides, however long ago it began.
+        let mut newest: BTreeMap<&NodeName, i64> = BTreeMap::new();
+        for job in asked_before(view, gate, stage, BAKE) {
+            let (Some(node), Some(round)) = (job.run.nodes.first(), round_of(&job.run)) else { continue };
+            let known = newest.entry(node).or_insert(round);
+            *known = round.max(*known);
+        }
+        // The bake begins when the gate has just passed.
+        for member in nodes.iter().filter(|member| round > 0 && is_in_service(member)) {
+            let times = Times { round, newest: newest.get(member.name).copied(), ends };
+            ask_again(view, gate, (stage, times), member, asked, &mut rounds);
+        }
+    }
+    rounds
+}
+
+/// The round that it is, and the last one that was begun on a node.
+struct Times {
+    round: i64,
+    newest: Option<i64>,
+    ends: bool,
+}
+
+fn ask_again(
+    view: &View<'_>,
+    gate: &Gate,
+    (stage, times): (&str, Times),
+    member: &Member<'_>,
+    asked: &mut Asked,
+    rounds: &mut Rounds,
+) {
+    let Times { round, newest, ends } = times;
+    let node = || vec![member.name.clone()];
+    let run = |round: i64| run(view, gate, stage, node(), &format!("{BAKE} {round}"));
+    let says = |round: i64| gates::ask(view, gate, run(round), before(view, member, gate));
+    let on = format!("gate {} on node {}", gate.name, member.name);
+    let older = newest.filter(|newest| *newest != round).map(says);
+    let said = match older {
+        None => says(round),
+        Some(Said::Passed { .. }) if ends => return,
+        Some(Said::Passed { .. } | Said::Ask(_)) => Said::Ask(Box::new(run(round))),
+        Some(Said::Unjudged { why }) => {
+            rounds.unjudged.get_or_insert(format!("{on} {why}"));
+            Said::Ask(Box::new(run(round)))
+        }
+        // It ran into this round, and is waited for.
+        Some(said) => said,
+    };
+    match said {
+        Said::Passed { .. } => {}
+        Said::Failed { why, log } => {
+            rounds.failed = Some(Refusal { what: format!("{on} {why}"), gate: gate.name.clone(), log });
+        }
+        Said::Unjudged { why } => {
+            rounds.unjudged.get_or_insert(format!("{on} {why}; time counts again when it has passed"));
+        }
+        Said::Runs(runs) => {
+            asked.wait(&runs);
+            rounds.at_work.get_or_insert(format!("{on}: {}", runs.says()));
+        }
+        Said::Ask(run) => {
+            let every = gate.repeat.unwrap_or_default();
+            // Until the round after the next one is over.
+            let kept = every.saturating_mul(2).saturating_add(KEPT);
+            match asked.make(view, gate, &run, &[member], kept) {
+                Some(what) => rounds.unjudged.get_or_insert(format!("{on} waits: {what}")),
+                None => rounds.at_work.get_or_insert(format!("{on} is asked")),
+            };
+        }
+    }
+}
+
+/// Counts what was said between two looks at a bake. A no ends it, and is told where it is read.
+pub(super) fn count_rounds(
+    view: &View<'_>,
+    status: &mut StageStatus,
+    nodes: &[&Member<'_>],
+    (from, to): (Timestamp, Timestamp),
+) {
+    let stage = status.name.clone();
+    for gate in view.policy.rollout.node_gates().filter(|gate| gate.repeat.is_some()) {
+        let ended = |job: &&JobFacts| job.end.is_some_and(|(at, _)| at >= from && at < to);
+        for facts in asked_before(view, gate, &stage, BAKE).filter(ended) {
+            let member = nodes.iter().find(|member| facts.run.nodes.first() == Some(member.name));
+            let before = member.and_then(|member| before(view, member, gate));
+            let Some(job) = view.snapshot.gate_job(&facts.name) else { continue };
+            match gates::judge(gate, before, &job) {
+                Verdict::Passed { took, .. } => {
+                    entry(status, &gate.name, GateWhen::Bake).pass(took.as_secs());
+                }
+                Verdict::Unjudged { why } => {
+                    let entry = entry(status, &gate.name, GateWhen::Bake);
+                    (entry.unjudged, entry.message) = (entry.unjudged + 1, Some(why.to_string()));
+                }
+                Verdict::Failed { .. } | Verdict::Running { .. } => {}
+            }
+        }
+    }
+}
+
+/// What gates have said on these nodes, as far as the nodes show it. What was said at the end of a stage or in its bake
+/// stays as it was.
+pub(super) fn tally(view: &View<'_>, status: &mut StageStatus, nodes: &[&Member<'_>]) {
+    status.gates.retain(|gate| gate.when != GateWhen::Node);
+    for gate in view.policy.rollout.node_gates() {
+        let mut said = GateStatus::new(gate.name.as_str(), GateWhen::Node);
+        for member in nodes {
+            if let Some(seconds) = passed_on(view, member, gate) {
+                said.pass(seconds);
+            }
+            let failure = member.walk().and_then(|walk| walk.failure.as_ref()).map(|failure| &failure.cause);
+            if let Some(cause @ Cause::Gate { found, gate: by, .. }) = failure
+                && *by == gate.name
+            {
+                (said.failed, said.message) = (said.failed + 1, Some(format!("{}: {found}", member.name)));
+                said.log = cause.log().map(str::to_owned);
+            }
+        }
+        if said.passed + said.failed > 0 {
+            status.gates.push(said);
+        }
+    }
+    status.gates.sort_by(|a, b| (a.when, &a.name).cmp(&(b.when, &b.name)));
+}
+
+/// How long a gate took that let a node pass in this rollout.
+fn passed_on(view: &View<'_>, member: &Member<'_>, gate: &Gate) -> Option<i64> {
+    let here = member.walk().map(|walk| &walk.gates);
+    let driver = &view.policy.driver;
+    let last = member.node.last_visit.as_ref();
+    let last = last.filter(|last| last.rollout_of(driver) == view.rollout.as_deref());
+    let gates = here.or_else(|| last?.gates.get(&view.policy.driver))?;
+    gates.get(&gate.name).filter(|note| note.passed.is_some()).map(|note| note.seconds)
+}
+
+fn before<'a>(view: &View<'_>, member: &Member<'a>, gate: &Gate) -> Option<&'a Numbers> {
+    let last = member.node.last_visit.as_ref()?;
+    last.gates.get(&view.policy.driver)?.get(&gate.name)?.before.as_ref()
+}
+
+fn is_in_service(member: &Member<'_>) -> bool {
+    member.state() == State::UpgradeDone && member.sync == Freshness::InSync && member.node.ready
+}
+
+/// What gates at the end of a stage, and those that are repeated in its bake, are about: the first word of it.
+const END: &str = "end";
+const BAKE: &str = "bake";
+
+fn run(view: &View<'_>, gate: &Gate, stage: &str, nodes: Vec<NodeName>, subject: &str) -> GateRun {
+    GateRun {
+        gate: gate.name.clone(),
+        rollout: view.rollout.clone().unwrap_or_default(),
+        stage: Some(stage.to_owned()),
+        nodes,
+        sample: Sample::After,
+        attempt: 1,
+        // A rollout's name may be used again, for another version.
+        subject: format!("{subject} {}", target(view)),
+    }
+}
+
+fn target(view: &View<'_>) -> String {
+    let rollout = view.rollout.as_ref().and_then(|rollout| view.snapshot.rollouts.get(rollout));
+    let target = rollout.into_iter().flat_map(|rollout| rollout.spec.target.values());
+    target.map(String::as_str).collect::<Vec<_>>().join("+")
+}
+
+fn round_of(run: &GateRun) -> Option<i64> {
+    run.subject.split(' ').nth(1)?.parse().ok()
+}
+
+/// The Jobs of a gate for one purpose in a stage of this rollout.
+fn asked_before<'a>(
+    view: &View<'a>,
+    gate: &'a Gate,
+    stage: &'a str,
+    about: &'a str,
+) -> impl Iterator<Item = &'a JobFacts> {
+    let (rollout, target) = (view.rollout.clone().unwrap_or_default(), target(view));
+    view.snapshot.gate_jobs.values().filter(move |job| {
+        let run = &job.run;
+        let words = (run.subject.split(' ').next(), run.subject.split(' ').next_back());
+        run.gate == gate.name
+            && run.rollout == rollout
+            && run.stage.as_deref() == Some(stage)
+            && words == (Some(about), Some(target.as_str()))
+    })
+}
+
+/// What is known of a gate in a stage.
+fn entry<'a>(status: &'a mut StageStatus, gate: &GateName, when: GateWhen) -> &'a mut GateStatus {
+    let is_it = |known: &GateStatus| known.is_of(gate.as_str(), when);
+    let place = status.gates.iter().position(is_it).unwrap_or_else(|| {
+        status.gates.push(GateStatus::new(gate.as_str(), when));
+        status.gates.len() - 1
+    });
+    &mut status.gates[place]
+}

@@ -1,0 +1,360 @@
+//! Gates: what is asked when, and what comes of what they say.
+
+use serde_json::{Value, json};
+
+use super::fixture::*;
+use crate::api::{GateStatus, GateWhen, RolloutPhase, RolloutStatus, StagePhase};
+use crate::check::{Promise, violations};
+use crate::contract::State;
+use crate::gate::{JobEnd, Obstacle, Outcome, PodState, Sample};
+use crate::plan::PoolStatus;
+use crate::reason::Reason;
+use crate::visit::Cause;
+
+/// Two outdated nodes under a DriverPolicy with these gates.
+fn gated(gates: &Value) -> Fleet {
+    let rollout = json!({"gates": gates});
+    Fleet::without_policy().driver_policy("gpu", policy(&rollout)).nodes(2, NodeSpec::outdated)
+}
+
+/// The first of four nodes is a stage of its own.
+fn staged(gates: &Value, bake: &str) -> Fleet {
+    let canary = json!({"name": "canary", "count": 1, "bake": {"duration": bake}});
+    let rollout = json!({"gates": gates, "stages": [canary], "onFailure": "Pause"});
+    Fleet::without_policy().driver_policy("gpu", policy(&rollout)).nodes(4, NodeSpec::outdated)
+}
+
+fn policy(rollout: &Value) -> Value {
+    json!({
+        "driver": {"name": "gpu"},
+        "upgradePolicy": {"maxParallelUpgrades": 0, "maxUnavailable": "100%"},
+        "rollout": rollout,
+    })
+}
+
+fn ecc() -> Value {
+    json!([{"name": "ecc-errors", "preset": "ecc-errors"}])
+}
+
+fn exits(code: i32, message: &str) -> PodState {
+    PodState::Failed { at: None, how: Outcome::Exited { code, message: message.into() } }
+}
+
+fn reports(message: &str) -> PodState {
+    PodState::Succeeded { message: message.into() }
+}
+
+fn cause(fleet: &Fleet, node: &str) -> Cause {
+    match fleet.reason(node) {
+        Reason::Failed { cause } => cause,
+        other => panic!("{node}: {other}"),
+    }
+}
+
+fn status(fleet: &Fleet) -> RolloutStatus {
+    let (_, rollout) = fleet.snapshot.rollouts.last_key_value().unwrap();
+    rollout.status.clone().unwrap()
+}
+
+fn said(fleet: &Fleet, when: GateWhen) -> Vec<GateStatus> {
+    let stages = status(fleet).stages;
+    stages.into_iter().flat_map(|stage| stage.gates).filter(|gate| gate.when == when).collect()
+}
+
+#[test]
+fn a_node_is_measured_before_its_restart_and_proven_after_it() {
+    let mut fleet = gated(&ecc());
+    fleet.play();
+    let story = fleet.told("gpu-1 ");
+    let place = |words: &str| story.iter().position(|line| line.contains(words)).unwrap();
+    let (before, restart) = (place("gate ecc-errors Before 1"), place("gpu-1 restart"));
+    let (after, done) = (place("gate ecc-errors After 1"), place("-> upgrade-done"));
+    assert!(before < restart && restart < after && after < done, "{story:#?}");
+    let last = fleet.node_mut("gpu-1").last_visit.clone().unwrap();
+    let note = last.gates.values().next().unwrap().values().next().unwrap().clone();
+    assert_eq!(note.before.unwrap().get("gpus").map(ToString::to_string).as_deref(), Some("8"));
+    assert!(note.passed.is_some());
+}
+
+#[test]
+fn gates_are_asked_one_after_the_other_in_the_order_of_the_policy() {
+    let gates = json!([
+        {"name": "version", "preset": "driver-version"},
+        {"name": "smoke", "preset": "smoke-training"},
+    ]);
+    let mut fleet = gated(&gates);
+    fleet.gates.push(("version", Sample::After, PodState::Open { waits: None }));
+    fleet.settle();
+    assert_eq!(fleet.told("gpu-1 gate smoke"), [""; 0]);
+    insta::assert_snapshot!(fleet.why("gpu-1"), @"gate version: job gpu-operator/gate-version-b213ccbbdbaa70c8-a1 is at work");
+    fleet.gates.clear();
+    fleet.forget_jobs();
+    fleet.play();
+    assert_eq!(fleet.told("gpu-1 gate smoke").len(), 1);
+    assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeDone);
+}
+
+#[test]
+fn a_gate_that_says_no_fails_the_node_with_its_words_and_its_log() {
+    let mut fleet = gated(&json!([{"name": "smoke", "preset": "smoke-training"}]));
+    fleet.gates.push(("smoke", Sample::After, exits(3, "loss is nan")));
+    fleet.play();
+    assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeFailed);
+    let cause = cause(&fleet, "gpu-1");
+    insta::assert_snapshot!(cause, @"gate smoke failed after 0s: exit code 3");
+    assert_eq!(cause.log(), Some("loss is nan"));
+    assert_eq!(fleet.told("Its log ends with: loss is nan").len(), 2);
+    let failure = &status(&fleet).failures[0];
+    assert_eq!(failure.log.as_deref(), Some("loss is nan"));
+    // Whoever tries again gets another driver pod, and another verdict.
+    fleet.gates.clear();
+    fleet.set_label("gpu-1", "upgrade-required");
+    fleet.play();
+    assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeDone);
+}
+
+#[test]
+fn what_was_before_the_visit_is_compared_with_also_after_a_retry() {
+    let mut fleet = gated(&ecc());
+    let worse = r#"{"gpus": 8, "withEcc": 8, "corrected": 0, "uncorrected": 1}"#;
+    fleet.gates.push(("ecc-errors", Sample::After, reports(worse)));
+    fleet.play();
+    let sentence = cause(&fleet, "gpu-1").to_string();
+    insta::assert_snapshot!(sentence, @"gate ecc-errors failed after 0s: uncorrected was 0 before and is 1; it may grow by 0");
+    fleet.set_label("gpu-1", "upgrade-required");
+    fleet.play();
+    assert_eq!(fleet.told("gpu-1 gate ecc-errors Before").len(), 1);
+    assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeFailed);
+}
+
+#[test]
+fn without_a_sample_a_driver_is_not_taken_away() {
+    let mut fleet = gated(&ecc());
+    fleet.gates.push(("ecc-errors", Sample::Before, exits(9, "no nvidia-smi")));
+    fleet.play();
+    assert_eq!(fleet.told("gpu-1 restart"), [""; 0]);
+    insta::assert_snapshot!(cause(&fleet, "gpu-1"), @"gate ecc-errors took no sample before the driver's restart: it failed after 0s: exit code 9");
+}
+
+#[test]
+fn a_driver_that_does_not_work_is_nothing_to_compare_with() {
+    let mut fleet = gated(&ecc());
+    fleet.driver_mut("gpu-1").ready = false;
+    fleet.play();
+    assert_eq!(fleet.told("gpu-1 gate ecc-errors Before"), [""; 0]);
+    assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeDone);
+}
+
+#[test]
+fn a_gate_that_cannot_judge_is_asked_three_times_and_never_passes() {
+    let mut fleet = gated(&json!([{"name": "smoke", "preset": "smoke-training"}]));
+    let gone = Outcome::NotRun(Obstacle::Disrupted { says: "Preempted".into() });
+    fleet.gates.push(("smoke", Sample::After, PodState::Failed { at: None, how: gone }));
+    fleet.play();
+    assert_eq!(fleet.told("gpu-1 gate smoke").len(), 3);
+    insta::assert_snapshot!(cause(&fleet, "gpu-1"), @"gate smoke could not judge: its pod was taken away: Preempted");
+}
+
+#[test]
+fn a_job_that_nobody_ends_does_not_hold_a_node_for_ever() {
+    let mut fleet = gated(&json!([{"name": "smoke", "preset": "smoke-training"}]));
+    fleet.gates.push(("smoke", Sample::After, PodState::Open { waits: None }));
+    fleet.play();
+    insta::assert_snapshot!(cause(&fleet, "gpu-1"), @"gate smoke could not judge: its container did not start: its job does not end");
+}
+
+#[test]
+fn a_driver_that_starts_again_is_proven_again() {
+    let mut fleet = gated(&json!([{"name": "smoke", "preset": "smoke-training"}]));
+    let at_end = |fleet: &Fleet| fleet.verdict("gpu-1").state == State::UncordonRequired;
+    assert!((0..40).any(|_| {
+        fleet.step();
+        at_end(&fleet)
+    }));
+    fleet.driver_mut("gpu-1").incarnation += 1;
+    fleet.play();
+    assert_eq!(fleet.told("gpu-1 gate smoke").len(), 2);
+    assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeDone);
+}
+
+#[test]
+fn giving_back_a_node_that_no_gate_let_pass_is_a_broken_promise() {
+    let mut fleet = gated(&json!([{"name": "smoke", "preset": "smoke-training"}]));
+    let ends = |fleet: &Fleet| fleet.decisions().iter().any(|line| line.contains("gpu-1 -> upgrade-done"));
+    assert!((0..40).any(|_| {
+        fleet.step();
+        ends(&fleet)
+    }));
+    let plan = fleet.plan();
+    assert_eq!(violations(&fleet.snapshot, &plan), []);
+    fleet.driver_mut("gpu-1").incarnation += 1;
+    let found = violations(&fleet.snapshot, &plan);
+    assert!(found.iter().any(|violation| violation.promise == Promise::GatesPassed), "{found:?}");
+}
+
+#[test]
+fn a_stage_is_not_over_before_the_gates_at_its_end_have_passed() {
+    let gates = json!([{"name": "smoke", "preset": "smoke-training", "runs": "Stage", "stages": ["canary"]}]);
+    let mut fleet = staged(&gates, "0s");
+    fleet.gates.push(("smoke", Sample::After, PodState::Open { waits: None }));
+    fleet.live(60);
+    let canary = status(&fleet).stages[0].clone();
+    assert_eq!((canary.phase, fleet.verdict("gpu-2").state), (StagePhase::Proving, State::UpgradeRequired));
+    assert!(canary.message.unwrap().starts_with("gate smoke: job gpu-operator/gate-smoke-"));
+    insta::assert_snapshot!(fleet.why("gpu-2"), @"stage fleet is not open yet: stage canary asks its gates");
+    fleet.gates.clear();
+    fleet.forget_jobs();
+    fleet.play();
+    assert_eq!(status(&fleet).phase, RolloutPhase::Done);
+    let [smoke] = &said(&fleet, GateWhen::Stage)[..] else { panic!("{:?}", status(&fleet).stages) };
+    assert_eq!((smoke.passed, smoke.failed), (1, 0));
+}
+
+#[test]
+fn a_gate_that_says_no_at_the_end_of_a_stage_stops_everything() {
+    let gates = json!([{"name": "smoke", "preset": "smoke-training", "runs": "Stage"}]);
+    let mut fleet = staged(&gates, "0s");
+    fleet.gates.push(("smoke", Sample::After, exits(3, "loss is nan")));
+    fleet.live(60);
+    let canary = status(&fleet).stages[0].clone();
+    assert_eq!(canary.phase, StagePhase::Spoiled);
+    insta::assert_snapshot!(canary.message.unwrap(), @"gate smoke failed after 0s: exit code 3");
+    assert_eq!(canary.gates[0].log.as_deref(), Some("loss is nan"));
+    assert_eq!(fleet.verdict("gpu-2").state, State::UpgradeRequired);
+}
+
+#[test]
+fn a_gate_over_several_nodes_waits_for_them_and_is_tried_again_as_a_whole() {
+    let gates = json!([{"name": "joint", "preset": "distributed-training", "retries": 1}]);
+    let mut fleet = staged(&gates, "0s");
+    fleet.live(60);
+    let message = status(&fleet).stages[0].message.clone().unwrap();
+    insta::assert_snapshot!(message, @"gate joint needs 2 nodes in service; the stage has 1");
+    // In a pool without stages it runs once, at the end.
+    let mut fleet = gated(&gates);
+    fleet.gates.push(("joint", Sample::After, exits(1, "NCCL error")));
+    fleet.live(60);
+    let both = [1, 2].map(|attempt| format!("gpu-1 gpu-2 gate joint After {attempt} for stage fleet"));
+    assert_eq!(fleet.told("gate joint"), both);
+    let said = fleet.snapshot.rollouts["gpu-1"].status.clone().unwrap();
+    assert_eq!(said.stages[0].phase, StagePhase::Spoiled);
+}
+
+#[test]
+fn a_bake_repeats_the_gates_that_need_no_device_and_counts_what_they_say() {
+    let gates = json!([
+        {"name": "ecc-errors", "preset": "ecc-errors"},
+        {"name": "smoke", "preset": "smoke-training"},
+    ]);
+    let mut fleet = staged(&gates, "4h");
+    fleet.live(3 * 3600 + 1200);
+    assert_eq!(status(&fleet).phase, RolloutPhase::Baking);
+    assert_eq!(fleet.told("gpu-1 gate ecc-errors After 1 for stage canary").len(), 3);
+    assert_eq!(fleet.told("gate smoke After 1 for stage"), [""; 0]);
+    let [ecc] = &said(&fleet, GateWhen::Bake)[..] else { panic!("{:?}", status(&fleet).stages) };
+    assert_eq!((ecc.passed, ecc.failed, ecc.unjudged), (3, 0, 0));
+    fleet.live(2 * 3600);
+    assert_eq!(fleet.verdict("gpu-4").state, State::UpgradeDone);
+}
+
+#[test]
+fn a_gate_that_says_no_in_a_bake_spoils_it() {
+    let mut fleet = staged(&ecc(), "48h");
+    fleet.live(3600);
+    let worse = r#"{"gpus": 7, "withEcc": 7, "corrected": 0, "uncorrected": 0}"#;
+    fleet.gates.push(("ecc-errors", Sample::After, reports(worse)));
+    fleet.live(2 * 3600);
+    let canary = status(&fleet).stages[0].clone();
+    assert_eq!(canary.phase, StagePhase::Spoiled);
+    let sentence =
+        "gate ecc-errors on node gpu-1 failed after 0s: gpus was 8 before and is 7; it may shrink by 0";
+    assert_eq!(canary.message.as_deref(), Some(sentence));
+}
+
+#[test]
+fn what_a_bake_cannot_judge_makes_it_longer() {
+    let mut fleet = staged(&ecc(), "4h");
+    fleet.live(1800);
+    let full = Outcome::NotRun(Obstacle::NotStarted { says: "ErrImagePull".into() });
+    fleet.gates.push(("ecc-errors", Sample::After, PodState::Failed { at: None, how: full }));
+    fleet.live(8 * 3600);
+    let canary = status(&fleet).stages[0].clone();
+    assert_eq!(canary.phase, StagePhase::Baking);
+    assert!(canary.bake.unwrap().seconds < 2 * 3600);
+    insta::assert_snapshot!(canary.message.unwrap(), @"gate ecc-errors on node gpu-1 could not judge: its container did not start: ErrImagePull; time counts again when it has passed");
+    fleet.gates.clear();
+    fleet.live(5 * 3600);
+    assert_eq!(fleet.verdict("gpu-4").state, State::UpgradeDone);
+}
+
+#[test]
+fn gates_that_nobody_can_follow_freeze_the_pool_with_a_sentence() {
+    let fleet = staged(
+        &json!([{"name": "smoke", "preset": "smoke-training", "runs": "Stage", "stages": ["half"]}]),
+        "0s",
+    );
+    let PoolStatus::Frozen(why) = fleet.pool().status else { panic!("it moves") };
+    insta::assert_snapshot!(why, @"driverpolicy/gpu: there is no stage half (spec.rollout.gates[smoke].stages). The pool is frozen until it is mended; nothing was changed.");
+}
+
+#[test]
+fn a_canary_that_loses_its_label_opens_nothing_also_where_a_stage_is_proven() {
+    let rollout = json!({"gates": [{"name": "smoke", "preset": "smoke-training", "runs": "Stage"}]});
+    let mut fleet =
+        Fleet::without_policy().driver_policy("gpu", policy(&rollout)).nodes(3, NodeSpec::outdated);
+    fleet.node_mut("gpu-1").set_label("gpu-canary", Some("true"));
+    fleet.live(3600);
+    fleet.node_mut("gpu-1").set_label("gpu-canary", None);
+    fleet.live(60 * 3600);
+    assert_eq!(fleet.verdict("gpu-2").state, State::UpgradeRequired);
+}
+
+#[test]
+fn a_stage_of_nobody_has_nothing_to_prove() {
+    let all = json!({"name": "all", "count": 2, "bake": {"duration": "0s"}});
+    let gates = json!([{"name": "joint", "preset": "distributed-training"}]);
+    let rollout = json!({"gates": gates, "stages": [all]});
+    let mut fleet =
+        Fleet::without_policy().driver_policy("gpu", policy(&rollout)).nodes(2, NodeSpec::outdated);
+    fleet.play();
+    assert_eq!(status(&fleet).phase, RolloutPhase::Done);
+}
+
+#[test]
+fn a_round_that_takes_long_is_waited_for_and_listened_to() {
+    let gates = json!([{"name": "ecc-errors", "preset": "ecc-errors", "repeatEvery": "5m"}]);
+    let mut fleet = staged(&gates, "48h");
+    fleet.live(200);
+    fleet.gates.push(("ecc-errors", Sample::After, PodState::Open { waits: None }));
+    fleet.live(20 * 60);
+    assert_eq!(fleet.told("gpu-1 gate ecc-errors After 1 for stage canary").len(), 1);
+    let end = fleet.snapshot.now;
+    let (name, job) = fleet.snapshot.gate_jobs.iter_mut().find(|(_, job)| job.end.is_none()).unwrap();
+    job.end = Some((end, JobEnd::Failed));
+    let pod =
+        fleet.snapshot.gate_pods.values_mut().find(|pod| pod.name.name.starts_with(&*name.name)).unwrap();
+    pod.state = exits(1, "hangs");
+    fleet.live(60);
+    let canary = status(&fleet).stages[0].clone();
+    assert_eq!(canary.phase, StagePhase::Spoiled);
+    let said: Vec<_> = canary.gates.iter().filter(|gate| gate.when == GateWhen::Bake).collect();
+    assert_eq!((said[0].failed, said[0].log.as_deref()), (1, Some("hangs")));
+}
+
+#[test]
+fn a_gate_that_was_asked_is_listened_to_whatever_becomes_of_its_nodes() {
+    let gates = json!([{"name": "smoke", "preset": "smoke-training", "runs": "Stage", "retries": 0}]);
+    let mut fleet = gated(&gates);
+    fleet.gates.push(("smoke", Sample::After, PodState::Open { waits: None }));
+    fleet.live(60);
+    fleet.node_mut("gpu-1").unschedulable = true;
+    fleet.gates.clear();
+    fleet.live(60);
+    assert_eq!(fleet.told("gate smoke").len(), 1);
+    let end = fleet.snapshot.now;
+    fleet.snapshot.gate_jobs.values_mut().for_each(|job| job.end = Some((end, JobEnd::Failed)));
+    fleet.snapshot.gate_pods.values_mut().for_each(|pod| pod.state = exits(1, "XID 79"));
+    fleet.live(60);
+    let said = fleet.snapshot.rollouts["gpu-1"].status.clone().unwrap();
+    assert_eq!(said.stages[0].phase, StagePhase::Spoiled);
+}
