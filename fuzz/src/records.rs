@@ -77,7 +77,13 @@ fn world_of(input: &Value, annotations: Labels) -> Snapshot {
     snapshot.nodes.insert(name.clone(), node);
     let set = daemon_set();
     for (number, hash) in [(1, "old"), (2, "new")] {
-        let revision = TemplateRevision { owner: set.uid.clone(), number, hash: hash.into() };
+        let revision = TemplateRevision {
+            owner: set.uid.clone(),
+            number,
+            hash: hash.into(),
+            digest: None,
+            driver_version: None,
+        };
         snapshot.revisions.insert(hash.into(), revision);
     }
     if input["driver"].is_object() {

@@ -212,6 +212,42 @@ const MUTATIONS: &[Mutation] = &[
         from: "SetbackKind::Error(_) if setback.retry_at <= snapshot.now",
         to: "SetbackKind::Error(_) if !MUTATED && setback.retry_at <= snapshot.now",
     },
+    Mutation {
+        name: "a stage opens before the one before it has passed",
+        file: "crates/core/src/plan/stages.rs",
+        from: "stage > self.frontier()",
+        to: "stage > self.frontier() + 1",
+    },
+    Mutation {
+        name: "a bake is over when it begins",
+        file: "crates/core/src/plan/bake.rs",
+        from: "status.seconds >= status.needed_seconds && missing.is_none()",
+        to: "missing.is_none()",
+    },
+    Mutation {
+        name: "windows are not looked at",
+        file: "crates/core/src/plan/start.rs",
+        from: "_ if member.needs_driver() => Ok(()),",
+        to: "_ if MUTATED || member.needs_driver() => Ok(()),",
+    },
+    Mutation {
+        name: "an atom starts although one of it cannot",
+        file: "crates/core/src/plan/pool.rs",
+        from: "!starts && member.is_due()",
+        to: "!MUTATED && !starts && member.is_due()",
+    },
+    Mutation {
+        name: "a version that was taken back is not put back",
+        file: "crates/core/src/plan/rollback.rs",
+        from: "!used && may_write(snapshot, &object, plan)",
+        to: "false",
+    },
+    Mutation {
+        name: "a version that was taken back goes on",
+        file: "crates/core/src/plan/start.rs",
+        from: "view.condemned.as_ref().filter(|_| !member.needs_driver())",
+        to: "view.condemned.as_ref().filter(|_| false)",
+    },
 ];
 
 /// Tries all of them.

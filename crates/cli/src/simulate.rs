@@ -50,6 +50,9 @@ pub(crate) struct Args {
     /// For how many (virtual) minutes things go wrong [default: drawn, up to 2]
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..=600))]
     minutes: Option<u32>,
+    /// No stages, windows or atoms [default: drawn, for four cases of ten]
+    #[arg(long)]
+    plain: bool,
     /// How many threads [default: all cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -92,7 +95,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Some(Faults::These(faults)) => Some(faults.clone()),
         None => None,
     };
-    let wish = Wish { nodes: args.nodes, faults, minutes: args.minutes };
+    let wish = Wish { nodes: args.nodes, faults, minutes: args.minutes, plain: args.plain };
     match args.seed {
         Some(seed) => replay(seed, &wish, args.output),
         None => many(args, &wish),

@@ -16,6 +16,11 @@ fn keeps_its_promises(seed: u64, wish: &Wish) {
     assert_eq!(run.violation, None, "seed {seed} with {wish:?}");
 }
 
+/// Without stages, windows and atoms: what these seeds were when they were kept.
+fn plain() -> Wish {
+    Wish { plain: true, ..Wish::default() }
+}
+
 #[test]
 fn the_same_seed_gives_the_same_run() {
     for seed in 0..6 {
@@ -40,7 +45,7 @@ fn without_faults_every_node_is_upgraded() {
 #[test]
 fn every_fault_happens_when_it_is_asked_for() {
     for fault in Fault::ALL {
-        let wish = Wish { faults: Some([*fault].into()), nodes: Some(4), minutes: Some(1) };
+        let wish = Wish { faults: Some([*fault].into()), nodes: Some(4), minutes: Some(1), plain: false };
         let happened = (0..4).any(|seed| {
             let run = play(seed, &wish);
             assert_eq!(run.violation, None, "{fault}, seed {seed}");
@@ -63,65 +68,65 @@ fn seeds_keep_their_promises() {
 /// A controller whose clock had been ahead said nothing about its rollout until the time that it had shown came again.
 #[test]
 fn a_clock_that_was_wrong_does_not_silence_a_rollout() {
-    keeps_its_promises(46, &Wish::default());
+    keeps_its_promises(46, &plain());
 }
 
 /// The same, about a policy whose status could not be written while the clock was ahead.
 #[test]
 fn a_clock_that_is_set_back_does_not_put_off_what_is_tried_again() {
-    keeps_its_promises(864, &Wish::default());
+    keeps_its_promises(864, &plain());
 }
 
 /// The template had changed twice, and a plan from an older view of it took the second change for one that installs
 /// nothing: the driver restarted in place, under running work.
 #[test]
 fn a_driver_restarts_in_place_only_if_the_template_of_this_moment_installs_nothing() {
-    keeps_its_promises(745, &Wish::default());
+    keeps_its_promises(745, &plain());
 }
 
 /// The answer to a start was lost; another node came to stand before it in the line, and both were out.
 #[test]
 fn a_node_that_may_have_started_keeps_its_slot() {
-    keeps_its_promises(5876, &Wish::default());
+    keeps_its_promises(5876, &plain());
 }
 
 /// The driver pod that was ready had gone, and the news of it was late: nobody could know.
 #[test]
 fn a_pod_that_was_ready_a_moment_ago_is_not_held_against_us() {
-    keeps_its_promises(15472, &Wish::default());
+    keeps_its_promises(15472, &plain());
 }
 
 /// A driver came up long after its node had been replaced, and brought it further: that is no unrest.
 #[test]
 fn a_driver_that_comes_up_late_is_news() {
-    keeps_its_promises(17266, &Wish::default());
+    keeps_its_promises(17266, &plain());
 }
 
 /// Two events of one node waited behind NVSentinel's breaker, and the second was lost.
 #[test]
 fn a_node_that_is_well_is_given_back_by_its_health_system() {
-    keeps_its_promises(16396, &Wish::default());
+    keeps_its_promises(16396, &plain());
 }
 
 /// A node had failed under somebody else's cordon, which a person lifted: it was cordoned again by the plan that gave its
 /// place to another one, and both were out.
 #[test]
 fn a_failed_node_that_is_cordoned_again_keeps_its_place() {
-    keeps_its_promises(9489, &Wish::default());
-    keeps_its_promises(13807, &Wish::default());
+    keeps_its_promises(9489, &plain());
+    keeps_its_promises(13807, &plain());
 }
 
 /// A leader lost its Lease and got it back, and had forgotten a start that no watch had told it of yet.
 #[test]
 fn a_new_leader_knows_who_has_started() {
-    keeps_its_promises(11640, &Wish::default());
+    keeps_its_promises(11640, &plain());
 }
 
 /// A visit found its node cordoned; that cordon was lifted, and a person cordoned the node again before we did.
 #[test]
 fn a_cordon_of_somebody_else_during_a_visit_stays() {
     for seed in [7127, 7391, 8333, 11809] {
-        keeps_its_promises(seed, &Wish::default());
+        keeps_its_promises(seed, &plain());
     }
 }
 
@@ -129,7 +134,7 @@ fn a_cordon_of_somebody_else_during_a_visit_stays() {
 #[test]
 fn a_node_in_quarantine_with_a_driver_that_does_not_come_up_is_at_its_end() {
     for seed in [11132, 19415, 20696] {
-        keeps_its_promises(seed, &Wish::default());
+        keeps_its_promises(seed, &plain());
     }
 }
 
@@ -137,12 +142,77 @@ fn a_node_in_quarantine_with_a_driver_that_does_not_come_up_is_at_its_end() {
 #[test]
 fn other_seeds_that_once_broke_a_promise_keep_it() {
     for seed in [6004, 6229, 6465, 7858, 8401, 10463, 14001] {
-        keeps_its_promises(seed, &Wish::default());
+        keeps_its_promises(seed, &plain());
     }
 }
 
 /// A deletion past its deadline was refused once, and nobody came back to it: the deadline hid the time of the next try.
 #[test]
 fn a_deletion_that_was_refused_after_its_deadline_is_tried_again() {
-    keeps_its_promises(40087, &Wish::default());
+    keeps_its_promises(40087, &plain());
+}
+
+/// A person had cordoned a node before NVSentinel came to it: whoever waits for its place waits for that person.
+#[test]
+fn a_node_that_was_cordoned_before_its_quarantine_stays_out() {
+    keeps_its_promises(40503, &plain());
+}
+
+/// A driver pod was deleted, the one in its place does not come up, and then the version changed: NVSentinel has the
+/// node, and it is not taken from it.
+#[test]
+fn a_node_in_quarantine_is_not_taken_although_its_driver_is_an_old_one() {
+    keeps_its_promises(41879, &plain());
+}
+
+/// News of a revision came before news of its DaemonSet: the rollout was made with the version before, and could not be
+/// taken back.
+#[test]
+fn a_rollout_says_the_version_that_it_brings() {
+    for seed in [1182, 1196, 1434] {
+        keeps_its_promises(seed, &Wish::default());
+    }
+}
+
+/// A stage is watched to the end although its rollout is aborted: that is no unrest.
+#[test]
+fn an_abort_stops_no_bake() {
+    for seed in [1077, 1438] {
+        keeps_its_promises(seed, &Wish::default());
+    }
+}
+
+/// A node that came up with a driver before its stage is left alone where somebody has left it out (258) or has aborted
+/// the rollout (1441), and takes no slot from a start that is on its way (301).
+#[test]
+fn early_nodes_are_taken_out_only_where_that_may_be() {
+    for seed in [258, 301, 1441] {
+        keeps_its_promises(seed, &Wish::default());
+    }
+}
+
+/// A bake goes on after an abort and wakes nobody in vain (108); a window closes (156), or opens (1036), after the end.
+#[test]
+fn what_time_alone_changes_is_told_from_what_is_missing() {
+    for seed in [108, 156, 1036] {
+        keeps_its_promises(seed, &Wish::default());
+    }
+}
+
+#[test]
+fn stages_windows_atoms_and_ways_back_are_drawn() {
+    let mut met = std::collections::BTreeSet::new();
+    for seed in 0..400 {
+        let Some(manner) = Case::new(seed, &Wish::default()).manner else { continue };
+        let topology = &manner.rollout["topology"];
+        let said =
+            [&manner.rollout["stages"], &manner.rollout["windows"], &topology["atom"], &topology["spread"]];
+        met.extend(said.iter().enumerate().filter(|(_, said)| !said.is_null()).map(|(place, _)| place));
+    }
+    assert_eq!(met.len(), 4, "{met:?}");
+    // What such cases come to: a bake of which something comes, and a version that goes back.
+    let wish =
+        Wish { faults: Some([Fault::BadVersion].into()), nodes: Some(4), minutes: Some(1), plain: false };
+    let backs = (0..8).filter(|seed| play(*seed, &wish).rollouts.contains_key("versions put back"));
+    assert!(backs.count() > 0);
 }

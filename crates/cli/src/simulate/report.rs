@@ -34,6 +34,7 @@ pub(super) struct Figures {
     states_and_faults_met: usize,
     states_and_faults: usize,
     transitions: BTreeMap<String, u64>,
+    rollouts: BTreeMap<&'static str, u64>,
     hash: String,
 }
 
@@ -63,6 +64,7 @@ impl Figures {
                 .iter()
                 .map(|((from, to), count)| (format!("{from} > {to}"), *count))
                 .collect(),
+            rollouts: total.rollouts.clone(),
             hash: format!("{:016x}", total.hash),
         }
     }
@@ -100,21 +102,12 @@ pub(super) fn summary(figures: &Figures, total: &Total, colours: bool) -> String
     );
     let met = format!("{} of {}", figures.states_and_faults_met, figures.states_and_faults);
     let _ = writeln!(text, "  {met} pairs of a state and a fault met · trace hash {}", figures.hash);
-    text += "  faults:";
-    let mut column = 9;
-    for (fault, count) in &total.faults {
-        let word = format!(" {fault} {}", grouped(count));
-        if column + word.len() > 98 {
-            text += "\n         ";
-            column = 9;
-        }
-        column += word.len() + 1;
-        let _ = write!(text, "{word},");
+    text +=
+        &listed("faults:", total.faults.iter().map(|(fault, count)| format!("{fault} {}", grouped(count))));
+    if !total.rollouts.is_empty() {
+        let words = total.rollouts.iter().map(|(what, count)| format!("{what} {}", grouped(count)));
+        text += &listed("rollouts:", words);
     }
-    if text.ends_with(',') {
-        text.pop();
-    }
-    text.push('\n');
     for state in State::ALL {
         let missing: Vec<&str> = Total::pairs()
             .filter(|pair| pair.0 == state && !total.coverage.contains(pair))
@@ -125,6 +118,25 @@ pub(super) fn summary(figures: &Figures, total: &Total, colours: bool) -> String
         }
     }
     text
+}
+
+/// Words in lines that fit a terminal, behind a title.
+fn listed(title: &str, words: impl Iterator<Item = String>) -> String {
+    let indent = title.len() + 2;
+    let mut text = format!("  {title}");
+    let mut column = indent;
+    for word in words {
+        if column + word.len() + 1 > 98 {
+            let _ = write!(text, "\n{:indent$}", "");
+            column = indent;
+        }
+        column += word.len() + 2;
+        let _ = write!(text, " {word},");
+    }
+    if text.ends_with(',') {
+        text.pop();
+    }
+    text + "\n"
 }
 
 /// The smallest form of each failure, and how to see it again.
@@ -188,6 +200,9 @@ pub(super) fn command(seed: u64, wish: &Wish) -> String {
     }
     if let Some(minutes) = wish.minutes {
         let _ = write!(command, " --minutes {minutes}");
+    }
+    if wish.plain {
+        command += " --plain";
     }
     command
 }

@@ -6,10 +6,10 @@ use super::{Faults, faults, nodes, report};
 
 #[test]
 fn the_command_that_replays_says_all_that_was_asked_for() {
-    let wish =
-        Wish { nodes: Some(3), faults: Some([Fault::Crash, Fault::Conflict].into()), minutes: Some(2) };
+    let faults = Some([Fault::Crash, Fault::Conflict].into());
+    let wish = Wish { nodes: Some(3), faults, minutes: Some(2), plain: true };
     let command = report::command(7, &wish);
-    assert_eq!(command, "pitcrew simulate --seed 7 --nodes 3 --faults conflict,crash --minutes 2");
+    assert_eq!(command, "pitcrew simulate --seed 7 --nodes 3 --faults conflict,crash --minutes 2 --plain");
     let wish = Wish { faults: Some(BTreeSet::new()), ..Wish::default() };
     assert_eq!(report::command(7, &wish), "pitcrew simulate --seed 7 --faults none");
 }

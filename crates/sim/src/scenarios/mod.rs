@@ -11,8 +11,10 @@ use crate::fleet::{Fleet, Workload};
 use crate::scenario::{On, Outcome, Scenario, Stage, WHOLE_WALK, must};
 
 mod clients;
+mod gates;
 mod health;
 mod machines;
+mod matrix;
 mod network;
 mod policies;
 mod reported;
@@ -36,7 +38,9 @@ pub fn all() -> Vec<Scenario> {
     all.extend(clients::all());
     all.extend(network::all());
     all.extend(stages::all());
+    all.extend(gates::all());
     all.extend(rollbacks::all());
+    all.extend(matrix::all());
     all
 }
 

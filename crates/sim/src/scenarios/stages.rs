@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures::FutureExt;
+use k8s_openapi::api::core::v1::Pod;
 use pitcrew_core::api::RolloutPhase;
 use pitcrew_core::contract::{CANARY_LABEL, State};
 use serde_json::{Value, json};
@@ -10,11 +11,11 @@ use serde_json::{Value, json};
 use super::reported::{broken, embedded};
 use super::rollbacks::word;
 use super::{NEW, OLD, fleet, in_service, scenario};
-use crate::actors::{Fault, Nodes};
+use crate::actors::{Fault, NAMESPACE, Nodes};
 use crate::fleet::Fleet;
 use crate::scenario::{Outcome, Scenario, Stage, must};
 
-const CANARY: &str = "gpu-02";
+pub(super) const CANARY: &str = "gpu-02";
 
 pub(super) fn all() -> Vec<Scenario> {
     vec![
@@ -44,18 +45,22 @@ pub(super) fn all() -> Vec<Scenario> {
             policy: Some(staged(&json!({"bake": {"duration": "0s"}, "promotion": "Manual"}))),
             ..scenario("a-person-opens-the-next-stage", labelled(), |s| approved(s).boxed())
         },
+        Scenario {
+            policy: Some(staged(&json!({"bake": {"duration": "10m"}}))),
+            ..scenario("a-node-that-comes-up-before-its-stage-is-proven", labelled(), |s| early(s).boxed())
+        },
         embedded(&[], "the-documented-label-bakes-for-two-days", labelled(), |s| two_days(s).boxed()),
     ]
 }
 
 /// Four nodes without limits; the second carries the documented label.
-fn labelled() -> Fleet {
+pub(super) fn labelled() -> Fleet {
     let limits = json!({"autoUpgrade": true, "maxParallelUpgrades": 0, "maxUnavailable": "100%"});
     fleet(4).with_upgrade_policy(limits).with_label(CANARY, CANARY_LABEL, "true")
 }
 
 /// A DriverPolicy with a stage for the canaries, which says this too.
-fn staged(more: &Value) -> Value {
+pub(super) fn staged(more: &Value) -> Value {
     let mut canary = json!({"name": "canary", "nodeSelector": {CANARY_LABEL: "true"}});
     json_patch::merge(&mut canary, more);
     json!({
@@ -81,7 +86,7 @@ fn half_of_them() -> Value {
 }
 
 /// The version before is the target again, and every node runs it and is in service.
-async fn taken_back(stage: &mut Stage) -> Outcome {
+pub(super) async fn taken_back(stage: &mut Stage) -> Outcome {
     stage.until_rollout("gpu-1", RolloutPhase::RolledBack).await?;
     stage.until_rollout("gpu-2", RolloutPhase::Done).await?;
     stage.until_done().await?;
@@ -92,7 +97,7 @@ async fn taken_back(stage: &mut Stage) -> Outcome {
 }
 
 /// Nobody but the canary has been touched.
-fn others_untouched(stage: &Stage) -> Outcome {
+pub(super) fn others_untouched(stage: &Stage) -> Outcome {
     for (node, path) in stage.trace().states.iter().filter(|(node, _)| *node != CANARY) {
         let touched = path.iter().any(|state| state.in_flight());
         must(!touched, || format!("{node} went {path:?}"))?;
@@ -155,6 +160,22 @@ async fn approved(stage: &mut Stage) -> Outcome {
     stage.patch_rollout("gpu-1", json!({"spec": {"promotions": [promotion]}})).await?;
     stage.until_done().await?;
     in_service(stage)
+}
+
+/// Somebody deletes a driver pod: its DaemonSet makes another one, of the new version.
+async fn early(stage: &mut Stage) -> Outcome {
+    canary_ends(stage, State::UpgradeDone).await?;
+    stage.until_rollout("gpu-1", RolloutPhase::Baking).await?;
+    let pod = stage.driver_pod("gpu-01").await?;
+    stage.delete::<Pod>(NAMESPACE, &pod).await?;
+    stage.until("it is taken out", |scene| scene.cordoned.contains("gpu-01")).await?;
+    stage.until("it is proven", |scene| scene.state("gpu-01") == State::UpgradeDone).await?;
+    stage.until("it takes work again", |scene| !scene.cordoned.contains("gpu-01")).await?;
+    let warnings = stage.warnings("gpu-01").await?.join("\n");
+    must(warnings.contains("before stage fleet is open"), || warnings)?;
+    stage.stands_still_for(Duration::from_secs(3)).await?;
+    let path = stage.trace().states.get("gpu-01").cloned().unwrap_or_default();
+    must(!path.contains(&State::CordonRequired), || format!("it started: {path:?}"))
 }
 
 async fn two_days(stage: &mut Stage) -> Outcome {

@@ -11,6 +11,7 @@ use pitcrew_core::version::DriverVersion;
 use serde_json::{Value, json};
 
 use super::fault::Fault;
+use super::manner::{self, Manner};
 use super::trouble::{self, Trouble};
 use crate::actors::{Behaviour, DraIdentity, DriverFault, Nodes, Timing};
 use crate::fleet::{Fleet, Workload};
@@ -36,6 +37,8 @@ pub struct Wish {
     pub faults: Option<BTreeSet<Fault>>,
     /// Faults for so many minutes.
     pub minutes: Option<u32>,
+    /// A version goes as fast as the limits allow: no stages, windows or atoms.
+    pub plain: bool,
 }
 
 /// All that a run is made from.
@@ -57,6 +60,8 @@ pub struct Case {
     pub troubles: Vec<(Duration, Trouble)>,
     /// How long after the beginning the new version is asked for.
     pub asked_after: Duration,
+    /// How it reaches the fleet, where that is not simply as fast as the limits allow.
+    pub manner: Option<Manner>,
 }
 
 /// A generator for one topic.
@@ -71,16 +76,22 @@ impl Case {
     /// The case of a seed.
     pub fn new(seed: u64, wish: &Wish) -> Self {
         let faults = faults(seed, wish);
-        let fleet = fleet(seed, wish, &faults);
+        let mut fleet = fleet(seed, wish, &faults);
         let storm = match wish.minutes {
             Some(minutes) => Duration::from_mins(u64::from(minutes)),
             None => Duration::from_secs(draw(seed, "storm").u64(STORM_SECONDS)),
         };
         let behaviour = behaviour(seed, &faults);
-        let policy = policy(seed, &fleet);
+        let mut policy = policy(seed, &fleet);
+        let mannered = manner::has_one(seed) || faults.iter().any(|fault| fault.needs_a_manner());
+        let manner = policy.as_mut().filter(|_| mannered && !wish.plain).map(|policy| {
+            let manner = Manner::new(seed, &fleet, &faults);
+            adopt(&manner, &mut fleet, policy);
+            manner
+        });
         let troubles = trouble::draw_all(seed, &faults, &fleet, storm);
         let asked_after = Duration::from_millis(draw(seed, "asked").u64(0..4000));
-        Self { seed, faults, storm, fleet, behaviour, policy, troubles, asked_after }
+        Self { seed, faults, storm, fleet, behaviour, policy, troubles, asked_after, manner }
     }
 
     /// Whether controllers may learn of things late.
@@ -103,7 +114,10 @@ impl Case {
 fn faults(seed: u64, wish: &Wish) -> BTreeSet<Fault> {
     let mut rng = draw(seed, "faults");
     let share = rng.f64() * 0.6;
-    let drawn: BTreeSet<Fault> = Fault::ALL.iter().copied().filter(|_| rng.f64() < share).collect();
+    let drawn = Fault::ALL.iter().copied().filter(|_| rng.f64() < share);
+    let mannered = manner::has_one(seed) && !wish.plain;
+    // What is about the way of a version is only in cases in which it has one: the others are what they always were.
+    let drawn = drawn.filter(|fault| !fault.needs_a_manner() || mannered).collect();
     wish.faults.clone().unwrap_or(drawn)
 }
 
@@ -194,6 +208,18 @@ fn policy(seed: u64, fleet: &Fleet) -> Option<Value> {
     }))
 }
 
+/// Policy and fleet say how a version reaches them.
+fn adopt(manner: &Manner, fleet: &mut Fleet, policy: &mut Value) {
+    let Manner { rollout, threshold, limits, labels, .. } = manner;
+    fleet.labels.extend(labels.iter().cloned());
+    json_patch::merge(&mut fleet.upgrade_policy, limits);
+    json_patch::merge(&mut policy["upgradePolicy"], limits);
+    policy["rollout"] = rollout.clone();
+    if let Some(threshold) = threshold {
+        policy["limits"]["failureThreshold"] = threshold.clone();
+    }
+}
+
 fn behaviour(seed: u64, faults: &BTreeSet<Fault>) -> Behaviour {
     let mut rng = draw(seed, "machines");
     let mut between = |low: u64, high: u64| Duration::from_millis(rng.u64(low..=high));
@@ -213,6 +239,10 @@ fn behaviour(seed: u64, faults: &BTreeSet<Fault>) -> Behaviour {
     if faults.contains(&Fault::OneInSix) {
         let fault = trouble::driver_fault(&mut rng);
         behaviour.drivers.push(DriverFault { nodes: Nodes::OneIn(6), version: Some(TO.to_owned()), fault });
+    }
+    if faults.contains(&Fault::BadVersion) {
+        let fault = trouble::driver_fault(&mut draw(seed, "how bad"));
+        behaviour.drivers.push(DriverFault { nodes: Nodes::All, version: Some(TO.to_owned()), fault });
     }
     behaviour
 }

@@ -73,12 +73,20 @@ faults! {
     Latecomer = "latecomer": "A pod takes devices of a node without asking the scheduler, for a while",
     TightBudget = "tight-budget": "A budget allows nothing for a while",
     Quarantine = "quarantine": "A health system quarantines a node and releases it",
+    BadVersion = "bad-version": "The new driver fails on every node, for good",
+    TakeBack = "take-back": "A person takes the version back; some set it again, or clear it first",
+    Spoil = "spoil": "A driver ends and starts again while its stage is watched at work",
 }
 
 impl Fault {
     /// Whether it is there from the beginning to the end, and so meets a node in no state more than in another.
     pub fn is_standing(self) -> bool {
-        self == Fault::OneInSix
+        matches!(self, Fault::OneInSix | Fault::BadVersion)
+    }
+
+    /// Whether it is about the way of a version through a fleet.
+    pub fn needs_a_manner(self) -> bool {
+        matches!(self, Fault::BadVersion | Fault::TakeBack | Fault::Spoil)
     }
 
     /// Whether it can make a controller learn of things late.

@@ -32,6 +32,8 @@ pub struct Total {
     pub coverage: Coverage,
     /// How often each transition was made.
     pub transitions: BTreeMap<(State, State), u64>,
+    /// How versions reached the fleets, and what rollouts came to.
+    pub rollouts: BTreeMap<&'static str, u64>,
     /// Over all runs, in whatever order they ended: the same for the same seeds and commit.
     pub hash: u64,
 }
@@ -48,6 +50,9 @@ impl Total {
         }
         for (transition, count) in &run.transitions {
             *self.transitions.entry(*transition).or_default() += count;
+        }
+        for (what, count) in &run.rollouts {
+            *self.rollouts.entry(what).or_default() += count;
         }
         self.coverage.extend(run.coverage.iter().copied());
         if run.violation.is_some() {

@@ -3,6 +3,7 @@
 //! They judge what pitcrew did, by what it could know: what others did a moment ago counts only after
 //! [`World::lag`]. The numbers are those of `docs/promises.md`.
 
+mod rollouts;
 #[cfg(test)]
 mod tests;
 
@@ -13,7 +14,7 @@ use pitcrew_core::contract::State;
 use serde_json::Value;
 
 use super::case::is_of;
-use super::world::{By, Change, Node, Pod, Role, World, before};
+use super::world::{By, Change, Node, Pod, ROLLOUTS, Role, Rollout, World, before};
 
 /// A promise.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -28,6 +29,8 @@ pub enum Promise {
     WithinLimits,
     /// S4.
     NobodyOnTheDevice,
+    /// S5.
+    WholeAtoms,
     /// S6.
     NoLeakedHold,
     /// S8.
@@ -44,12 +47,20 @@ pub enum Promise {
     DocumentedWalk,
     /// S14.
     OneAtATime,
+    /// S15.
+    InWindows,
+    /// S16.
+    InOpenStages,
+    /// S17.
+    NotTakenBack,
     /// L1, L2 and L4.
     ComesToAnEnd,
     /// L3.
     ComesToRest,
     /// L5.
     SaysWhy,
+    /// L6.
+    GoesBack,
     /// The planner itself: production drops such a plan, and goes on.
     PlansKeepThem,
     /// The program itself.
@@ -64,6 +75,7 @@ impl Promise {
             Promise::OnlyOwnCordon | Promise::OnlyProven => "S2",
             Promise::WithinLimits => "S3",
             Promise::NobodyOnTheDevice => "S4",
+            Promise::WholeAtoms => "S5",
             Promise::NoLeakedHold => "S6",
             Promise::BudgetsHold => "S8",
             Promise::StandsStill => "S9",
@@ -72,9 +84,13 @@ impl Promise {
             Promise::RecordedFirst => "S12",
             Promise::DocumentedWalk => "S13",
             Promise::OneAtATime => "S14",
+            Promise::InWindows => "S15",
+            Promise::InOpenStages => "S16",
+            Promise::NotTakenBack => "S17",
             Promise::ComesToAnEnd => "L1",
             Promise::ComesToRest => "L3",
             Promise::SaysWhy => "L5",
+            Promise::GoesBack => "L6",
             Promise::PlansKeepThem => "S0",
             Promise::StaysAlive => "L0",
         }
@@ -89,6 +105,7 @@ impl fmt::Display for Promise {
             Promise::OnlyProven => "a node is given back only with a driver that has proved itself",
             Promise::WithinLimits => "no start takes out more nodes than agreed",
             Promise::NobodyOnTheDevice => "a driver restarts only when nobody uses the device",
+            Promise::WholeAtoms => "an atom starts whole or not at all",
             Promise::NoLeakedHold => "health systems are kept off a node only with a record of it",
             Promise::BudgetsHold => "budgets are bypassed only where the policy says so",
             Promise::StandsStill => "a pause and an abort are obeyed at once",
@@ -97,9 +114,15 @@ impl fmt::Display for Promise {
             Promise::RecordedFirst => "every action is in the record before it is done",
             Promise::DocumentedWalk => "nodes walk as documented",
             Promise::OneAtATime => "an object is written by one action at a time",
+            Promise::InWindows => "nothing starts outside of a window",
+            Promise::InOpenStages => {
+                "nothing starts before its stage is open, and a stage passes only when it is done"
+            }
+            Promise::NotTakenBack => "nothing starts towards a version that was taken back",
             Promise::ComesToAnEnd => "every node comes to an end once faults stop",
             Promise::ComesToRest => "then nothing is written any more",
             Promise::SaysWhy => "a node that stands still has a reason",
+            Promise::GoesBack => "a version that is taken back is put back, and leaves every node",
             Promise::PlansKeepThem => "no plan would break a promise",
             Promise::StaysAlive => "the controller does not end by itself",
         };
@@ -113,19 +136,23 @@ pub enum Step<'a> {
     Node(&'a str, Option<&'a Node>, Option<&'a Node>),
     /// Of a pod.
     Pod(Option<&'a Pod>, Option<&'a Pod>),
+    /// Of a rollout.
+    Rollout(&'a str, Option<&'a Rollout>, Option<&'a Rollout>),
 }
 
 /// Says what is wrong, if anything.
 type Check = fn(&World, &Change<'_>, &Step<'_>) -> Option<String>;
 
 /// All of them.
-pub const SAFETY: [(Promise, Check); 13] = [
+pub const SAFETY: [(Promise, Check); 18] = [
     (Promise::OnlyOwnNodes, only_own_nodes),
     (Promise::OnlyOwnCordon, only_own_cordon),
     (Promise::OnlyProven, only_proven),
     (Promise::OnlyProven, only_ready_goes_on),
     (Promise::WithinLimits, within_limits),
+    (Promise::WithinLimits, rollouts::within_groups),
     (Promise::NobodyOnTheDevice, nobody_on_the_device),
+    (Promise::WholeAtoms, rollouts::whole_atoms),
     (Promise::NoLeakedHold, no_leaked_hold),
     (Promise::BudgetsHold, budgets_hold),
     (Promise::StandsStill, stands_still),
@@ -133,6 +160,9 @@ pub const SAFETY: [(Promise, Check); 13] = [
     (Promise::NoStaleWrite, no_stale_write),
     (Promise::RecordedFirst, recorded_first),
     (Promise::DocumentedWalk, documented_walk),
+    (Promise::InWindows, rollouts::in_windows),
+    (Promise::InOpenStages, rollouts::in_open_stages),
+    (Promise::NotTakenBack, rollouts::not_taken_back),
 ];
 
 /// Takes up a change. `then` gets what it changed, and the promise that it breaks; it is not called for what no promise
@@ -146,10 +176,12 @@ pub(super) fn take_up<T>(
     let is_node = change.resource == "nodes";
     let old_node = world.nodes.get(change.name).filter(|_| is_node).cloned();
     let old_pod = world.pods.get(&key).filter(|_| !is_node).cloned();
+    let old_rollout = world.rollout(change.name).filter(|_| change.resource == ROLLOUTS).cloned();
     world.fold(change);
     let step = match change.resource {
         "nodes" => Step::Node(change.name, old_node.as_ref(), world.nodes.get(change.name)),
         "pods" => Step::Pod(old_pod.as_ref(), world.pods.get(&key)),
+        ROLLOUTS => Step::Rollout(change.name, old_rollout.as_ref(), world.rollout(change.name)),
         _ => return None,
     };
     let mut checks = SAFETY.iter().filter(|_| change.by == By::Us);
@@ -258,17 +290,8 @@ fn within_limits(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<
     if node.walks() || after.state() != State::CordonRequired {
         return None;
     }
-    let known = |since: Option<Timestamp>| since.is_some_and(|since| since < before(change.at, world.lag));
-    let others = world.nodes.iter().filter(|(other, node)| *other != name && node.member);
-    let (mut moving, mut out) = (1, 0);
-    for (_, other) in others {
-        // What we did is known at once; what others did, a moment later. A node that was out when it started was taken
-        // out by others.
-        let walks = other.walks() && (other.adopted_since.is_none() || known(other.adopted_since));
-        let ours = other.cordoned_by_us() && other.adopted_since.is_none();
-        moving += u64::from(walks);
-        out += usize::from((walks && !other.foreign_cordon) || ours || known(other.out_since));
-    }
+    let (out, others) = out_and_moving(world, change, |other| other == name);
+    let moving = others + 1;
     let was_in = node.out_since.is_none();
     let members = world.members_at(change.at);
     let allows = |parallel: u64, limit: usize| {
@@ -283,6 +306,25 @@ fn within_limits(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<
             rules.max_parallel, rules.max_unavailable
         )
     })
+}
+
+/// The nodes that are out, and those on their walk, as far as that must be known; without some.
+fn out_and_moving(world: &World, change: &Change<'_>, but: impl Fn(&str) -> bool) -> (usize, u64) {
+    let known = |since: Option<Timestamp>| since.is_some_and(|since| since < before(change.at, world.lag));
+    let others = world.nodes.iter().filter(|(other, node)| node.member && !but(other));
+    let (mut out, mut moving) = (0, 0);
+    for (_, other) in others {
+        // What we did is known at once; what others did, a moment later. A node that was out when it started was taken
+        // out by others.
+        let adopted = other.adopted_since.is_some() && !known(other.adopted_since);
+        // So was one that came up with a driver before its stage: it needed no slot, and starts may be on their way.
+        let early = other.visit.as_ref().is_some_and(|visit| visit.early) && !known(other.out_since);
+        let walks = other.walks() && !adopted && !early;
+        let ours = other.cordoned_by_us() && other.adopted_since.is_none() && !early;
+        moving += u64::from(walks);
+        out += usize::from((walks && !other.foreign_cordon) || ours || known(other.out_since));
+    }
+    (out, moving)
 }
 
 fn nobody_on_the_device(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
@@ -322,7 +364,7 @@ fn stands_still(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<S
         Step::Node(_, Some(node), Some(after)) => {
             node.state() != after.state() || node.cordoned != after.cordoned
         }
-        Step::Node(..) => false,
+        Step::Node(..) | Step::Rollout(..) => false,
         Step::Pod(..) => our_deletion(world, change, step).is_some(),
     };
     if change.by != By::Us || !acts {
@@ -393,7 +435,10 @@ fn documented_walk(_: &World, change: &Change<'_>, step: &Step<'_>) -> Option<St
     let to = after.state();
     // Whoever sets the label to upgrade-required wants the walk to start again.
     let asked = node.label == State::UpgradeRequired && to == State::UpgradeRequired;
-    (from != to && !asked && !is_documented(from, to)).then(|| format!("it went from {from} to {to}"))
+    // A node that came up with a driver whose stage is not open is only proven.
+    let early = node.visit.is_none() && after.visit.as_ref().is_some_and(|visit| visit.early);
+    let fine = asked || is_documented(from, to) || (early && to == State::PodRestartRequired);
+    (from != to && !fine).then(|| format!("it went from {from} to {to}"))
 }
 
 /// The edges of `docs/walk.md`.

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::controllers::is_ours;
 use super::fault::Fault;
 use super::promises::{Promise, Step, take_up};
-use super::world::{By, Change, Request, World};
+use super::world::{By, Change, Request, Rollout, World};
 use crate::api::Written;
 
 /// A node may be on its way for so long without anything being seen of it.
@@ -75,6 +75,8 @@ pub(super) struct Book {
     pub(super) coverage: Coverage,
     /// Transitions that we made, each with how often.
     pub(super) transitions: BTreeMap<(State, State), u64>,
+    /// What rollouts came to, each with how often.
+    pub(super) rollouts: BTreeMap<&'static str, u64>,
     pub(super) trace: Option<Vec<Entry>>,
 }
 
@@ -170,13 +172,16 @@ impl Record {
 
 impl Book {
     fn see(&mut self, change: &Change<'_>, user: &str) {
-        let Book { world, trace, transitions, .. } = self;
+        let Book { world, trace, transitions, rollouts, .. } = self;
         let broken = take_up(world, change, |step, broken| {
             if let Step::Node(_, Some(old), Some(new)) = step
                 && change.by == By::Us
                 && old.state() != new.state()
             {
                 *transitions.entry((old.state(), new.state())).or_default() += 1;
+            }
+            if let Step::Rollout(_, old, Some(new)) = step {
+                milestones(*old, new).for_each(|what| *rollouts.entry(what).or_default() += 1);
             }
             let (node, text) = described(change, step);
             if let (Some(trace), Some(text)) = (trace.as_mut(), text) {
@@ -278,7 +283,55 @@ fn described(change: &Change<'_>, step: &Step<'_>) -> (Option<String>, Option<St
             });
             (node, words)
         }
+        Step::Rollout(name, old, new) => {
+            let words = new.and_then(|new| rollout_words(*old, new));
+            (None, words.map(|words| format!("rollout {name} {words}")))
+        }
     }
+}
+
+/// What a rollout has just come to.
+fn milestones(old: Option<&Rollout>, new: &Rollout) -> impl Iterator<Item = &'static str> {
+    let was = old.map(|old| old.phase.as_str()).unwrap_or_default();
+    let back = (was != new.phase && new.phase == "RolledBack").then_some("versions put back");
+    let stages = new.stages.iter().filter_map(move |(name, stage)| {
+        let before = old.and_then(|old| old.stages.get(name)).map(|stage| stage.phase.as_str());
+        match stage.phase.as_str() {
+            phase if before == Some(phase) => None,
+            "Baking" => Some("stages watched"),
+            "AwaitingApproval" => Some("stages up for approval"),
+            "Passed" => Some("stages passed"),
+            "Failed" => Some("stages failed"),
+            "Spoiled" => Some("stages spoiled"),
+            _ => None,
+        }
+    });
+    stages.chain(back)
+}
+
+fn rollout_words(old: Option<&Rollout>, new: &Rollout) -> Option<String> {
+    let Some(old) = old else { return Some(format!("to {} is made", new.version)) };
+    let mut words = Vec::new();
+    if old.phase != new.phase {
+        words.push(format!("{} > {}", old.phase, new.phase));
+    }
+    for (name, stage) in &new.stages {
+        let was = old.stages.get(name).map(|stage| stage.phase.as_str()).unwrap_or_default();
+        if was != stage.phase {
+            words.push(format!("{name} {was} > {}", stage.phase));
+        }
+    }
+    for (was, is, what) in [
+        (old.back_since.is_some(), new.back_since.is_some(), "is to be taken back"),
+        (old.cleared, new.cleared, "is cleared"),
+        (old.aborted_since.is_some(), new.aborted_since.is_some(), "is aborted"),
+        (false, old.promoted != new.promoted, "is promoted"),
+    ] {
+        if was != is {
+            words.push(if is { what.to_owned() } else { format!("{what} no more") });
+        }
+    }
+    (!words.is_empty()).then(|| words.join(", "))
 }
 
 fn node_words(

@@ -9,17 +9,20 @@ use kube::api::PostParams;
 use pitcrew_controller::Clock;
 use pitcrew_core::api::{DriverPolicy, DriverPolicySpec};
 use pitcrew_core::contract::State;
+use pitcrew_core::reason::Reason;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::case::{Case, TO};
 use super::controllers::{Controllers, is_ours};
 use super::fault::Fault;
+use super::manner::Manner;
+use super::people::Deeds;
 use super::promises::Promise;
 use super::record::{Coverage, Entry, Record, Violation};
 use super::settled;
 use super::trouble::{Hands, Trouble};
 use super::weather::Weather;
-use super::world::World;
+use super::world::{Rollout, World};
 use crate::api::ApiServer;
 use crate::cluster::{Cluster, EPOCH, SetUpError};
 
@@ -29,6 +32,8 @@ const LAG: SignedDuration = SignedDuration::from_secs(2);
 const LAG_OF_DELAYED_NEWS: SignedDuration = SignedDuration::from_secs(90);
 /// Between a last look and the write that follows: each call has 5 s.
 const LAG_OF_SLOW_LOOKS: SignedDuration = SignedDuration::from_secs(15);
+/// Clocks that jump are wrong by so much at most.
+const CLOCKS_OFF: SignedDuration = SignedDuration::from_secs(300);
 /// All of it is known after so long.
 const AFTER_DELAYED_NEWS: Duration = Duration::from_mins(1);
 /// How often it is looked whether all nodes have come to an end.
@@ -63,6 +68,8 @@ pub struct Run {
     pub coverage: Coverage,
     /// How often each transition was made.
     pub transitions: BTreeMap<(State, State), u64>,
+    /// How versions reached the fleet, and what rollouts came to.
+    pub rollouts: BTreeMap<&'static str, u64>,
     /// What happened, if it was asked for.
     pub trace: Vec<Entry>,
 }
@@ -105,7 +112,8 @@ async fn play(case: &Case, keep_trace: bool) -> Result<Run, RunError> {
     }
     let replicas = if case.has(Fault::Overlap) || case.seed.is_multiple_of(3) { 2 } else { 1 };
     let controllers = Controllers::new(replicas, &api, &Clock::starting_at(api.now()), &record);
-    let mut play = Play { case, cluster, controllers, record, api, joined: 0 };
+    let deeds = Deeds::default();
+    let mut play = Play { case, cluster, controllers, record, api, joined: 0, deeds };
     let record = play.record.clone();
     let result = tokio::select! {
         biased;
@@ -124,6 +132,8 @@ async fn play(case: &Case, keep_trace: bool) -> Result<Run, RunError> {
         record.break_promise(Promise::OneAtATime, None, what, play.api.now());
     }
     let mut book = record.book();
+    let mut rollouts = std::mem::take(&mut book.rollouts);
+    rollouts.extend(case.manner.iter().flat_map(Manner::kinds).map(|kind| (kind, 1)));
     Ok(Run {
         seed: case.seed,
         violation: book.violation.take(),
@@ -136,6 +146,7 @@ async fn play(case: &Case, keep_trace: bool) -> Result<Run, RunError> {
         faults: std::mem::take(&mut book.faults),
         coverage: std::mem::take(&mut book.coverage),
         transitions: std::mem::take(&mut book.transitions),
+        rollouts,
         trace: book.trace.take().unwrap_or_default(),
     })
 }
@@ -171,6 +182,7 @@ fn world(case: &Case) -> World {
     world.lag = if delayed { LAG_OF_DELAYED_NEWS } else { LAG };
     // A look goes to the API itself, so that it is late only where calls are slow.
     world.lag_of_looks = if case.has(Fault::SlowCall) { LAG_OF_SLOW_LOOKS } else { SignedDuration::ZERO };
+    world.clock_off = if case.has(Fault::ClockJump) { CLOCKS_OFF } else { SignedDuration::ZERO };
     world
 }
 
@@ -181,6 +193,7 @@ struct Play<'a> {
     record: Record,
     api: ApiServer,
     joined: u32,
+    deeds: Deeds,
 }
 
 /// What a timeline is made of.
@@ -270,7 +283,15 @@ impl Play<'_> {
             }
         };
         // By the time at which they had: a node that tries again much later has come nearer to it meanwhile.
-        self.break_unsettled("after it had come to an end", settled_at);
+        // A window that closes meanwhile is what a node says it waits for then, though it was at its end (seed 156).
+        let window_closed = {
+            let book = self.record.book();
+            let mut reasons = book.world.nodes.keys().filter_map(|name| book.reason(name));
+            reasons.any(|reason| matches!(reason, Reason::WindowClosed { .. }))
+        };
+        if !window_closed {
+            self.break_unsettled("after it had come to an end", settled_at);
+        }
         if self.controllers.any_ended() {
             self.record.broken("a controller ended by itself");
         }
@@ -280,7 +301,10 @@ impl Play<'_> {
     /// Something was written since then, although nothing happened.
     fn break_unrest(&self, before: &Writes) {
         let mut writes = our_writes(&self.api);
-        writes.retain(|what, count| before.get(what) != Some(count));
+        // A bake that cannot end is looked at for as long as it takes, and that is told.
+        let bakes = self.record.book().world.newest().is_some_and(Rollout::bakes);
+        writes
+            .retain(|what, count| before.get(what) != Some(count) && !(bakes && what.1 == "rollouts/status"));
         if !writes.is_empty() {
             let writes: Vec<String> =
                 writes.into_iter().map(|((verb, what), _)| format!("{verb} {what}")).collect();
@@ -298,21 +322,32 @@ impl Play<'_> {
         let mut quiet = 0;
         while quiet < 3 {
             sleep(LOOK_EVERY).await;
-            self.hands(weather).close_breaker().await?;
-            let settled = self.unsettled(self.api.now()).is_empty();
+            self.attend(weather).await?;
+            let settled = self.unsettled(self.api.now()).is_none();
             quiet = if settled { quiet + 1 } else { 0 };
         }
         Ok(())
     }
 
-    fn unsettled(&self, now: Timestamp) -> Vec<(String, String)> {
+    /// People look after what only they can change.
+    async fn attend(&mut self, weather: &Weather) -> Result<(), RunError> {
+        let mut deeds = std::mem::take(&mut self.deeds);
+        let brought = self.hands(weather).attend(&mut deeds).await;
+        self.deeds = deeds;
+        if let Some((fault, node)) = brought? {
+            self.note(&format!("{fault} begins"));
+            self.record.hit(fault, node.as_deref());
+        }
+        Ok(())
+    }
+
+    fn unsettled(&self, now: Timestamp) -> Option<settled::Unsettled> {
         settled::unsettled(&self.record.book(), self.case.abort_stays(), now)
     }
 
     fn break_unsettled(&self, when: &str, now: Timestamp) {
-        if let Some((node, what)) = self.unsettled(now).into_iter().next() {
-            let at = self.api.now();
-            self.record.break_promise(Promise::ComesToAnEnd, Some(node), format!("{when}, {what}"), at);
+        if let Some(settled::Unsettled { promise, node, what }) = self.unsettled(now) {
+            self.record.break_promise(promise, node, format!("{when}, {what}"), self.api.now());
         }
     }
 }

@@ -7,8 +7,10 @@ use pitcrew_core::contract::State;
 use pitcrew_core::reason::{Limit, Reason, Remedy};
 
 use super::case::{Case, is_of};
+use super::moves::Moves;
+use super::promises::Promise;
 use super::record::Book;
-use super::world::{Node, Role};
+use super::world::{Node, Role, Rollout};
 
 /// A visit takes no longer than its deadlines together; the policies of `case.rs` have none beyond these.
 const VISIT_MAX: Duration = Duration::from_mins(12);
@@ -19,17 +21,57 @@ const NEXT_TRY_MIN: SignedDuration = SignedDuration::from_mins(3);
 /// A new leader, back-offs, and what was under way.
 const BEFORE_THE_FIRST: Duration = Duration::from_mins(5);
 
+/// A version may be taken back, and asked for again: so many times a fleet is gone through.
+const ROUNDS: u32 = 4;
+/// Windows come back every day, and what needs two of them has to wait for the second.
+const WINDOWS: Duration = Duration::from_hours(48);
+
+/// What has not come to its end.
+pub(super) struct Unsettled {
+    pub(super) promise: Promise,
+    pub(super) node: Option<String>,
+    pub(super) what: String,
+}
+
 /// How long it may take from the end of all faults until every node has come to an end: one visit after the other.
 pub(super) fn bound(case: &Case, nodes: usize) -> Duration {
     let visit = if case.policy.is_some() { VISIT_MAX } else { VISIT_MAX_BY_DEFAULT };
     let visits = u32::try_from(nodes).unwrap_or(u32::MAX);
-    BEFORE_THE_FIRST + visit.saturating_mul(visits)
+    let once = BEFORE_THE_FIRST + visit.saturating_mul(visits);
+    let Some(policy) = case.policy.as_ref().filter(|_| case.manner.is_some()) else { return once };
+    let moves = Moves::read(policy);
+    let bakes: i64 = moves.stages.iter().map(|stage| stage.bake).sum();
+    // Time in which a node cannot be judged does not count: that lasts no longer than its visit.
+    let bakes = Duration::from_secs(u64::try_from(bakes).unwrap_or_default()) * 2;
+    (once + bakes) * ROUNDS + if moves.has_windows() { WINDOWS } else { Duration::ZERO }
 }
 
-/// The nodes that have not come to an end, each with what is missing. `now` is when nothing had been touched for a while.
-pub(super) fn unsettled(book: &Book, aborted: bool, now: Timestamp) -> Vec<(String, String)> {
-    let nodes = book.world.nodes.iter().filter(|(_, node)| node.member);
-    nodes.filter_map(|(name, node)| Some((name.clone(), missing(book, name, node, aborted, now)?))).collect()
+/// The first thing that has not come to its end, with what is missing. `now` is when nothing had been touched for a while.
+pub(super) fn unsettled(book: &Book, aborted: bool, now: Timestamp) -> Option<Unsettled> {
+    let mut nodes = book.world.nodes.iter().filter(|(_, node)| node.member);
+    let node = nodes.find_map(|(name, node)| {
+        let what = missing(book, name, node, aborted, now)?;
+        Some(Unsettled { promise: Promise::ComesToAnEnd, node: Some(name.clone()), what })
+    });
+    node.or_else(|| unsettled_rollout(book, book.world.newest()?))
+}
+
+/// A rollout that will go on by itself, or should.
+fn unsettled_rollout(book: &Book, newest: &Rollout) -> Option<Unsettled> {
+    let says = |promise, what: String| Some(Unsettled { promise, node: None, what });
+    let is_back = newest.back_since.is_some() && !newest.cleared && !newest.needs_a_person;
+    match newest.phase.as_str() {
+        "RollingBack" => says(Promise::GoesBack, "the version is still being put back".to_owned()),
+        _ if is_back && newest.version == book.world.target && newest.phase != "RolledBack" => {
+            says(Promise::GoesBack, format!("{} was taken back, and is still asked for", newest.version))
+        }
+        "AwaitingApproval" => says(Promise::ComesToAnEnd, "a stage waits for a person".to_owned()),
+        // An abort stops starts, and no bake.
+        _ if newest.bakes() && !newest.stages.keys().any(|stage| bakes_for_ever(book, newest, stage)) => {
+            says(Promise::ComesToAnEnd, "a stage is still watched at work".to_owned())
+        }
+        _ => None,
+    }
 }
 
 fn missing(book: &Book, name: &str, node: &Node, aborted: bool, now: Timestamp) -> Option<String> {
@@ -40,19 +82,7 @@ fn missing(book: &Book, name: &str, node: &Node, aborted: bool, now: Timestamp) 
         State::UpgradeFailed => Some("it has failed and is not cordoned".to_owned()),
         State::UpgradeRequired => {
             let reason = book.reason(name)?;
-            let waits = match reason {
-                Reason::NoSlot { limit: Limit::MaxUnavailable { limit, .. }, .. } => {
-                    out_for_good(book, name) >= *limit
-                }
-                Reason::Aborted { .. } => aborted,
-                Reason::TooManyFailed { limit, .. } => out_for_good(book, name) > *limit,
-                // Given back, it tries again much later.
-                Reason::BudgetBlocks { until: Some(until), .. } => now.duration_until(*until) > NEXT_TRY_MIN,
-                Reason::BudgetBlocks { .. } | Reason::BudgetNever { .. } => out_for_good(book, name) > 0,
-                // The wanted driver came without us, and does not come up: NVSentinel waits for that, and so do we.
-                Reason::Quarantined { .. } => node.quarantined && has_wanted_driver_down(book, name),
-                _ => false,
-            };
+            let waits = waits_for_good(book, (name, node), reason, aborted, now);
             (!waits).then(|| format!("it waits in upgrade-required: {reason}"))
         }
         // It joined with a driver that does not come up: that is told, and not ours to mend.
@@ -74,23 +104,107 @@ fn missing(book: &Book, name: &str, node: &Node, aborted: bool, now: Timestamp) 
     }
 }
 
-/// Nodes that nobody will bring back: failed, or cordoned by a person. NVSentinel gives back a node that is well.
-fn out_for_good(book: &Book, but: &str) -> usize {
-    let stays_out = |name: &str, node: &Node| match node.state() {
-        State::UpgradeFailed => true,
-        _ => node.foreign_cordon && !(node.quarantined && has_ready_driver(book, name)),
+/// What a node in `upgrade-required` waits for does not come by itself.
+fn waits_for_good(
+    book: &Book,
+    (name, node): (&str, &Node),
+    reason: &Reason,
+    aborted: bool,
+    now: Timestamp,
+) -> bool {
+    match reason {
+        Reason::NoSlot { limit: Limit::MaxUnavailable { limit, .. }, together, .. } => {
+            out_for_good(book, name) + together > *limit
+        }
+        Reason::AtomTooLarge { nodes, limit, .. } => nodes > limit,
+        // Whoever holds the atom waits for good.
+        Reason::AtomWaits { node: holder, why, .. } => {
+            let other = book.world.nodes.get(holder.as_str());
+            other.is_some_and(|other| waits_for_good(book, (holder.as_str(), other), why, aborted, now))
+        }
+        Reason::SpreadFull { out, .. } => out.iter().any(|other| stays_out(book, other.as_str())),
+        Reason::StageClosed { before, .. } => stands(book, before),
+        Reason::StageFailed { .. } => book.world.newest().is_some_and(|newest| {
+            newest.bad_since().is_some() && (book.world.moves.pauses || newest.needs_a_person)
+        }),
+        Reason::Condemned { .. } => is_condemned(book),
+        Reason::Aborted { .. } => aborted,
+        Reason::TooManyFailed { limit, .. } => out_for_good(book, name) > *limit,
+        // Given back, it tries again much later.
+        Reason::BudgetBlocks { until: Some(until), .. } => now.duration_until(*until) > NEXT_TRY_MIN,
+        Reason::BudgetBlocks { .. }
+        | Reason::BudgetNever { .. }
+        | Reason::NoSlot { limit: Limit::Stage { moving: false, .. }, .. } => out_for_good(book, name) > 0,
+        // Its driver does not come up: NVSentinel waits for that, and we do not take a node from it (seed 41879:
+        // not even for a version that might come up).
+        Reason::Quarantined { .. } => node.quarantined && has_driver_down(book, name),
+        _ => false,
+    }
+}
+
+/// A stage does not go on by itself: nobody is in it, or somebody in it waits for good (which is looked at for itself),
+/// or its nodes cannot be judged.
+fn stands(book: &Book, stage: &str) -> bool {
+    let Some(newest) = book.world.newest() else { return false };
+    let phase = newest.stages.get(stage).map(|stage| stage.phase.as_str()).unwrap_or_default();
+    let mut nodes = nodes_of(book, stage).peekable();
+    match phase {
+        "Baking" => bakes_for_ever(book, newest, stage),
+        "Moving" if nodes.peek().is_none() => true,
+        "Moving" => nodes.any(|(_, node)| matches!(node.state(), State::UpgradeRequired | State::Unknown)),
+        _ => false,
+    }
+}
+
+/// A node of the stage is not in service: that is not ours to mend, and it is told.
+fn bakes_for_ever(book: &Book, rollout: &Rollout, stage: &str) -> bool {
+    let says = rollout.stages.get(stage).filter(|stage| stage.phase == "Baking");
+    let in_service = |(name, node): (&str, &Node)| {
+        node.state() == State::UpgradeFailed
+            || (node.state() == State::UpgradeDone && node.ready && has_ready_driver(book, name))
     };
+    let empty = nodes_of(book, stage).next().is_none();
+    says.is_some_and(|says| says.message.is_some()) && (empty || !nodes_of(book, stage).all(in_service))
+}
+
+fn nodes_of<'a>(book: &'a Book, stage: &str) -> impl Iterator<Item = (&'a str, &'a Node)> {
+    let place = book.world.moves.stages.iter().position(|known| known.name == stage);
+    let members = book.world.nodes.iter().filter(|(_, node)| node.member);
+    members
+        .filter(move |(name, _)| book.world.stage_of(name) == place && place.is_some())
+        .map(|(name, node)| (name.as_str(), node))
+}
+
+/// The version that is asked for went wrong, nobody has cleared it, and nothing about it is under way.
+fn is_condemned(book: &Book) -> bool {
+    let speaks = |rollout: &&Rollout| rollout.version == book.world.target && !rollout.cleared;
+    let wrong = |rollout: &Rollout| rollout.back_since.is_some() || rollout.bad_since().is_some();
+    let mut all = book.world.rollouts.values().filter(speaks);
+    all.any(|rollout| wrong(rollout) && rollout.phase != "RollingBack")
+}
+
+/// Nodes that nobody will bring back: failed, or cordoned by a person. NVSentinel gives back a node that is well, but
+/// leaves it cordoned if somebody had done that before (seed 40503).
+fn out_for_good(book: &Book, but: &str) -> usize {
     let nodes = book.world.nodes.iter().filter(|(name, node)| *name != but && node.member);
-    nodes.filter(|(name, node)| stays_out(name, node)).count()
+    nodes.filter(|(name, _)| stays_out(book, name)).count()
+}
+
+fn stays_out(book: &Book, name: &str) -> bool {
+    book.world.nodes.get(name).is_some_and(|node| match node.state() {
+        State::UpgradeFailed => true,
+        _ if !node.quarantined || node.quarantined_cordoned => node.foreign_cordon,
+        _ => node.foreign_cordon && !has_ready_driver(book, name),
+    })
 }
 
 fn has_ready_driver(book: &Book, node: &str) -> bool {
     book.world.pods_on(node).any(|(_, pod)| pod.role == Role::Driver && pod.ready)
 }
 
-fn has_wanted_driver_down(book: &Book, node: &str) -> bool {
+fn has_driver_down(book: &Book, node: &str) -> bool {
     let mut drivers = book.world.pods_on(node).filter(|(_, pod)| pod.role == Role::Driver && !pod.deleting);
-    drivers.any(|(_, pod)| !pod.ready && is_of(&pod.image, &book.world.target))
+    drivers.any(|(_, pod)| !pod.ready)
 }
 
 fn not_done(book: &Book, name: &str, node: &Node) -> Option<String> {

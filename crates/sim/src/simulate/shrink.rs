@@ -55,6 +55,9 @@ impl Tries {
 fn candidates(wish: &Wish) -> Vec<Wish> {
     let faults = wish.faults.clone().unwrap_or_default();
     let mut all = Vec::new();
+    if !wish.plain {
+        all.push(Wish { plain: true, ..wish.clone() });
+    }
     if faults.len() > 3 {
         let half = faults.len() / 2;
         let (first, second) = (faults.iter().take(half).copied(), faults.iter().skip(half).copied());

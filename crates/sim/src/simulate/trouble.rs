@@ -71,8 +71,15 @@ fn often(fault: Fault, fleet: &Fleet, rng: &mut Rng) -> usize {
         | Fault::LostReply
         | Fault::LateReply
         | Fault::SlowCall
-        | Fault::OneInSix => 0,
-        Fault::LabelWipe | Fault::Retarget | Fault::Abort | Fault::Overlap | Fault::Remove => 1,
+        | Fault::OneInSix
+        | Fault::BadVersion
+        | Fault::Spoil => 0,
+        Fault::LabelWipe
+        | Fault::Retarget
+        | Fault::Abort
+        | Fault::Overlap
+        | Fault::Remove
+        | Fault::TakeBack => 1,
         Fault::Join | Fault::Replace | Fault::Pause | Fault::PolicyEdit | Fault::ClockJump => rng.usize(1..3),
         _ => rng.usize(1..=2 + fleet.nodes / 4),
     }
@@ -132,13 +139,16 @@ impl Hands<'_> {
                 self.mark(fault, whom).await?;
             }
             Fault::LabelWipe => self.wipe().await?,
+            Fault::TakeBack => self.take_back().await?,
             Fault::Conflict
             | Fault::Throttle
             | Fault::ServerError
             | Fault::LostReply
             | Fault::LateReply
             | Fault::SlowCall
-            | Fault::OneInSix => {}
+            | Fault::OneInSix
+            | Fault::BadVersion
+            | Fault::Spoil => {}
         }
         Ok(())
     }
@@ -163,8 +173,9 @@ impl Hands<'_> {
             Fault::Unproven => self.behave(|behaviour| behaviour.unproven.clear()),
             Fault::ClientStuck => self.behave(|behaviour| behaviour.clients.clear()),
             Fault::CrashLoop | Fault::ImageMissing | Fault::Hang => self.behave(|behaviour| {
-                behaviour.drivers.retain(|rule| matches!(rule.nodes, Nodes::OneIn(_)));
+                behaviour.drivers.retain(is_for_good);
             }),
+            Fault::TakeBack => self.want_again(whom).await?,
             Fault::StuckPod => self.free_pods().await?,
             Fault::Latecomer => self.remove_latecomers().await?,
             Fault::TightBudget => self.set_budgets(None).await?,
@@ -186,7 +197,7 @@ impl Hands<'_> {
             behaviour.down.clear();
             behaviour.unproven.clear();
             behaviour.clients.clear();
-            behaviour.drivers.retain(|rule| matches!(rule.nodes, Nodes::OneIn(_)));
+            behaviour.drivers.retain(is_for_good);
         });
         self.free_pods().await?;
         self.remove_latecomers().await?;
@@ -214,7 +225,7 @@ impl Hands<'_> {
         self.cluster.actors.behaviour().change(change);
     }
 
-    fn nodes(&self) -> Api<Node> {
+    pub(super) fn nodes(&self) -> Api<Node> {
         Api::all(self.cluster.admin.clone())
     }
 
@@ -442,7 +453,12 @@ impl Hands<'_> {
     }
 }
 
-fn keys() -> Keys {
+/// Nobody mends a version.
+fn is_for_good(rule: &DriverFault) -> bool {
+    matches!(rule.nodes, Nodes::OneIn(_) | Nodes::All)
+}
+
+pub(super) fn keys() -> Keys {
     Keys::new(&"gpu".into(), DEFAULT_LABEL_DOMAIN)
 }
 
@@ -473,7 +489,7 @@ fn params() -> PatchParams {
 }
 
 /// The cluster moves on under everybody's hands: what is gone, or there already, needs nothing.
-fn ignore_missing<T>(answer: kube::Result<T>) -> kube::Result<()> {
+pub(super) fn ignore_missing<T>(answer: kube::Result<T>) -> kube::Result<()> {
     match answer {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409 | 422) => Ok(()),

@@ -8,16 +8,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 use pitcrew_core::api::Refresh;
 use pitcrew_core::contract::{
-    HEALTH_HOLD_ANNOTATION, KEEP_CORDONED_LABEL, SCALE_DOWN_HOLDS, State, VISIT_ANNOTATION, nvsentinel,
+    CANARY_LABEL, HEALTH_HOLD_ANNOTATION, KEEP_CORDONED_LABEL, LAST_VISIT_ANNOTATION, SCALE_DOWN_HOLDS,
+    State, VISIT_ANNOTATION, nvsentinel,
 };
 use pitcrew_core::policy::Amount;
+use pitcrew_core::version::DriverVersion;
 use pitcrew_core::visit::Visit;
 use serde_json::Value;
 
+use super::moves::Moves;
 use crate::actors::{DEPLOY_DRIVER, DRIVER_COMPONENT, GPU, NAMESPACE, VALIDATOR_APP};
 
 const STATE_LABEL: &str = "nvidia.com/gpu-driver-upgrade-state";
 const SKIP_LABEL: &str = "nvidia.com/gpu-driver-upgrade.skip";
+const SAFE_LOAD_ANNOTATION: &str = "nvidia.com/gpu-driver-upgrade.driver-wait-for-safe-load";
+/// Labels by which nodes belong to racks and zones begin with it.
+const PLACES: &str = "sim.pitcrew.dev/";
+
+/// The resource of rollouts.
+pub const ROLLOUTS: &str = "rollouts.pitcrew.dev";
 
 /// Who made a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,8 +105,16 @@ pub struct Node {
     pub shield_recorded: bool,
     /// It is in quarantine.
     pub quarantined: bool,
+    /// It was cordoned before that, and stays so after it.
+    pub quarantined_cordoned: bool,
     /// Autoscalers are kept off it.
     pub held: bool,
+    /// Its driver waits to be loaded.
+    pub loads: bool,
+    /// A visit of it has ended.
+    pub was_visited: bool,
+    /// The labels by which it belongs to a stage, an atom or a group.
+    pub marks: BTreeMap<String, String>,
 }
 
 impl Node {
@@ -159,7 +176,12 @@ impl Node {
             _ => (change.by == By::Others).then_some(change.at),
         };
         let opted_out = |key: &str| label(key) == Some("false");
+        let labels = meta["labels"].as_object().into_iter().flatten();
+        let marks = labels.filter(|(key, _)| *key == CANARY_LABEL || key.starts_with(PLACES));
         Self {
+            loads: annotation(SAFE_LOAD_ANNOTATION).is_some_and(|value| !value.is_empty()),
+            was_visited: annotation(LAST_VISIT_ANNOTATION).is_some(),
+            marks: marks.map(|(key, value)| (key.clone(), text(value))).collect(),
             since: before.map_or(change.at, |before| before.since),
             uid,
             label: labelled,
@@ -177,6 +199,7 @@ impl Node {
             shielded: opted_out(nvsentinel::OPT_OUT_LABEL) || opted_out(nvsentinel::MANAGED_LABEL),
             shield_recorded: annotation(HEALTH_HOLD_ANNOTATION).is_some(),
             quarantined: annotation(nvsentinel::QUARANTINE_ANNOTATIONS).is_some(),
+            quarantined_cordoned: annotation(nvsentinel::CORDON_BEFORE_ANNOTATION).is_some(),
             held: SCALE_DOWN_HOLDS.iter().any(|(key, _)| annotation(key).is_some()),
         }
     }
@@ -311,6 +334,149 @@ impl Rules {
     }
 }
 
+/// A rollout, as the API tells it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rollout {
+    /// The version that it brings.
+    pub version: String,
+    /// What ran before, as it says.
+    pub previous: Option<String>,
+    /// It brings nodes back.
+    pub goes_back: bool,
+    /// What it is doing.
+    pub phase: String,
+    /// Since when somebody wants it aborted.
+    pub aborted_since: Option<Timestamp>,
+    /// Since when it is to be taken back: somebody said so, or we did.
+    pub back_since: Option<Timestamp>,
+    /// A person has to put the version back, or to decide.
+    pub needs_a_person: bool,
+    /// A person has cleared it.
+    pub cleared: bool,
+    /// Stages that a person has promoted …
+    pub promoted: BTreeSet<String>,
+    /// … whatever was seen of them.
+    pub skip_bake: BTreeSet<String>,
+    /// How far its stages are.
+    pub stages: BTreeMap<String, StageSeen>,
+}
+
+/// How far a stage is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StageSeen {
+    /// What it is doing.
+    pub phase: String,
+    /// Since when.
+    since: Timestamp,
+    /// Since when it has been watched, the last time, …
+    baking_since: Option<Timestamp>,
+    /// … and until when, if that is over.
+    baking_until: Option<Timestamp>,
+    /// What is missing.
+    pub message: Option<String>,
+}
+
+impl StageSeen {
+    /// For so many seconds it was watched.
+    pub fn watched(&self, now: Timestamp) -> i64 {
+        let until = self.baking_until.unwrap_or(now);
+        self.baking_since.map_or(0, |since| until.duration_since(since).as_secs())
+    }
+
+    /// It went wrong.
+    pub fn is_bad(&self) -> bool {
+        matches!(self.phase.as_str(), "Failed" | "Spoiled")
+    }
+
+    fn read(said: &Value, before: Option<&StageSeen>, at: Timestamp) -> Self {
+        let (phase, message) = (text(&said["phase"]), said["message"].as_str().map(str::to_owned));
+        let mut stage = match before {
+            Some(before) if before.phase == phase => return Self { message, ..before.clone() },
+            Some(before) => before.clone(),
+            None => Self::default(),
+        };
+        if phase == "Baking" {
+            (stage.baking_since, stage.baking_until) = (Some(at), None);
+        } else if stage.phase == "Baking" {
+            stage.baking_until = Some(at);
+        }
+        Self { phase, since: at, message, ..stage }
+    }
+}
+
+impl Rollout {
+    /// Since when a stage of it has failed.
+    pub fn bad_since(&self) -> Option<Timestamp> {
+        self.stages.values().filter(|stage| stage.is_bad()).map(|stage| stage.since).min()
+    }
+
+    /// A stage of it is watched at work, as long as nothing else has taken its place.
+    pub fn bakes(&self) -> bool {
+        let over = matches!(self.phase.as_str(), "Superseded" | "RolledBack");
+        !over && self.stages.values().any(|stage| stage.phase == "Baking")
+    }
+
+    /// It went wrong and was cleared: what it was for begins anew.
+    fn is_spent(&self) -> bool {
+        self.cleared && (self.back_since.is_some() || self.bad_since().is_some())
+    }
+
+    fn read(object: &Value, before: Option<&Rollout>, at: Timestamp) -> Self {
+        let (spec, status) = (&object["spec"], &object["status"]);
+        let since = |is: bool, known: fn(&Rollout) -> Option<Timestamp>| {
+            is.then(|| before.and_then(known).unwrap_or(at))
+        };
+        let promotions = || spec["promotions"].as_array().into_iter().flatten();
+        let stages = status["stages"].as_array().into_iter().flatten().map(|said| {
+            let name = text(&said["name"]);
+            let known = before.and_then(|before| before.stages.get(&name));
+            let stage = StageSeen::read(said, known, at);
+            (name, stage)
+        });
+        Self {
+            version: text(&spec["version"]),
+            previous: spec["previous"]["version"].as_str().map(str::to_owned),
+            goes_back: spec["rollbackOf"].is_string(),
+            phase: text(&status["phase"]),
+            aborted_since: since(spec["abort"] == true, |known| known.aborted_since),
+            back_since: since(!spec["rollback"].is_null() || !status["rollback"].is_null(), |known| {
+                known.back_since
+            }),
+            needs_a_person: status["rollback"]["message"].is_string(),
+            cleared: !spec["cleared"].is_null(),
+            promoted: promotions().map(|promotion| text(&promotion["stage"])).collect(),
+            skip_bake: promotions()
+                .filter(|promotion| promotion["skipBake"] == true)
+                .map(|promotion| text(&promotion["stage"]))
+                .collect(),
+            stages: stages.collect(),
+        }
+    }
+}
+
+/// What a node was like, from a moment on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seen {
+    since: Timestamp,
+    /// Where it stood.
+    pub state: State,
+    /// It was to be left out.
+    pub skipped: bool,
+    /// Its kubelet was well.
+    pub ready: bool,
+    /// Its driver waited to be loaded.
+    pub loads: bool,
+    /// The version of its driver pod, if it had one.
+    pub driver: Option<String>,
+}
+
+impl Seen {
+    /// Its driver pod was of this version.
+    pub fn runs(&self, version: &str) -> bool {
+        self.driver.as_deref() == Some(version)
+    }
+}
+
 /// Namespace and name.
 pub type Key = (String, String);
 
@@ -329,8 +495,16 @@ pub struct World {
     inherited: Value,
     /// The driver that is asked for.
     pub target: String,
-    /// The rollouts by their numbers: the version, and since when it is aborted.
-    rollouts: BTreeMap<u32, (String, Option<Timestamp>)>,
+    /// The versions that the driver's DaemonSet asked for, each since when.
+    rendered: Vec<(Timestamp, String)>,
+    /// The rollouts by their numbers.
+    pub rollouts: BTreeMap<u32, Rollout>,
+    /// How the policy wants a version to reach the fleet.
+    pub moves: Moves,
+    /// The stage of each node, by what was known since then.
+    assigned: Vec<(Timestamp, BTreeMap<String, usize>)>,
+    /// What nodes were like lately.
+    past: BTreeMap<String, Vec<Seen>>,
     /// When nodes left lately.
     left: Vec<Timestamp>,
     /// When a pod of this role that is gone was last ready on a node.
@@ -341,6 +515,8 @@ pub struct World {
     pub lag: SignedDuration,
     /// The same between a last look and the write that follows it.
     pub lag_of_looks: SignedDuration,
+    /// Clocks may be wrong by so much.
+    pub clock_off: SignedDuration,
 }
 
 impl World {
@@ -351,17 +527,28 @@ impl World {
             ("nodes", Some(object)) => {
                 let node = Node::read(object, self.nodes.get(change.name), change);
                 self.nodes.insert(change.name.to_owned(), node);
+                self.assign(change.at);
+                self.remember(change.name, change.at);
             }
             ("nodes", None) => {
                 self.nodes.remove(change.name);
                 self.left.push(change.at);
+                self.past.remove(change.name);
+                self.assign(change.at);
             }
             ("pods", Some(object)) => {
                 let pod = Pod::read(object, self.pods.get(&key()), change);
+                let (role, node) = (pod.role, pod.node.clone());
                 self.pods.insert(key(), pod);
+                if role == Role::Driver {
+                    self.remember(&node, change.at);
+                }
             }
             ("pods", None) => {
                 let gone = self.pods.remove(&key());
+                if let Some(pod) = gone.as_ref().filter(|pod| pod.role == Role::Driver) {
+                    self.remember(&pod.node, change.at);
+                }
                 let ready = gone.and_then(|pod| {
                     let last = if pod.ready { Some(change.at) } else { pod.ready_last };
                     Some(((pod.node, pod.role), last?))
@@ -376,13 +563,25 @@ impl World {
             }
             ("driverpolicies.pitcrew.dev", Some(object)) => {
                 self.policy = object["spec"].clone();
+                self.moves = Moves::read(&self.policy);
+                self.assign(change.at);
+                let nodes: Vec<String> = self.nodes.keys().cloned().collect();
+                for node in &nodes {
+                    self.remember(node, change.at);
+                }
                 self.rule(change.at);
             }
-            ("rollouts.pitcrew.dev", Some(object)) => {
-                let number = change.name.rsplit_once('-').and_then(|(_, number)| number.parse().ok());
-                let (version, since) = self.rollouts.entry(number.unwrap_or_default()).or_default();
-                *version = text(&object["spec"]["version"]);
-                *since = since.or(Some(change.at)).filter(|_| object["spec"]["abort"] == true);
+            ("daemonsets.apps", Some(object)) if is_driver(object) => {
+                let image = object["spec"]["template"]["spec"]["containers"][0]["image"].as_str();
+                let version = image.and_then(version_of).unwrap_or_default();
+                if self.rendered.last().is_none_or(|(_, last)| *last != version) {
+                    self.rendered.push((change.at, version));
+                }
+            }
+            (ROLLOUTS, Some(object)) => {
+                let number = number_of(change.name);
+                let rollout = Rollout::read(object, self.rollouts.get(&number), change.at);
+                self.rollouts.insert(number, rollout);
             }
             ("configmaps", Some(object)) if change.name == nvsentinel::BREAKER => {
                 self.breaker_tripped = object["data"]["status"] == nvsentinel::TRIPPED;
@@ -405,8 +604,133 @@ impl World {
 
     /// Since when the rollout of what is asked for is aborted.
     pub fn aborted_since(&self) -> Option<Timestamp> {
-        let (version, since) = self.rollouts.last_key_value()?.1;
-        since.filter(|_| *version == self.target)
+        let newest = self.newest()?;
+        newest.aborted_since.filter(|_| newest.version == self.target)
+    }
+
+    /// A rollout by its name.
+    pub fn rollout(&self, name: &str) -> Option<&Rollout> {
+        self.rollouts.get(&number_of(name))
+    }
+
+    /// The newest rollout.
+    pub fn newest(&self) -> Option<&Rollout> {
+        self.rollouts.last_key_value().map(|(_, rollout)| rollout)
+    }
+
+    /// The rollout under way to a version.
+    pub fn rollout_of(&self, version: &str) -> Option<&Rollout> {
+        self.newest().filter(|newest| newest.version == version && !newest.is_spent())
+    }
+
+    /// Nodes go back to this version, all of them and not by stages.
+    pub fn goes_back_to(&self, version: &str) -> bool {
+        let begins =
+            |newest: &Rollout| newest.back_since.is_some() && newest.previous.as_deref() == Some(version);
+        match self.rollout_of(version) {
+            Some(rollout) => rollout.goes_back,
+            None => self.newest().is_some_and(begins),
+        }
+    }
+
+    /// The first stage that has not passed on the way to a version: it is open, and so are those before it.
+    pub fn frontier(&self, version: &str) -> usize {
+        let Some(rollout) = self.rollout_of(version) else { return 0 };
+        let passed = |name: &str| rollout.stages.get(name).is_some_and(|stage| stage.phase == "Passed");
+        self.moves.stages.iter().take_while(|stage| passed(&stage.name)).count()
+    }
+
+    /// Since when a version is to be taken back, if nobody has cleared it.
+    pub fn taken_back(&self, version: &str) -> Option<Timestamp> {
+        let speaks = |rollout: &&Rollout| rollout.version == version && !rollout.cleared;
+        self.rollouts.values().filter(speaks).filter_map(|rollout| rollout.back_since).min()
+    }
+
+    /// The versions that may be taken for the wanted one now. Where DaemonSets are not told of, the one asked for.
+    pub fn wanted_at(&self, now: Timestamp) -> impl Iterator<Item = &str> {
+        let known_since = before(now, self.lag);
+        let mut ended = self.rendered.iter().skip(1).map(|(next, _)| *next).chain([Timestamp::MAX]);
+        let rendered =
+            self.rendered.iter().filter(move |_| ended.next().is_some_and(|end| end >= known_since));
+        let asked = (self.rendered.is_empty() && !self.target.is_empty()).then_some(self.target.as_str());
+        rendered.map(|(_, version)| version.as_str()).chain(asked)
+    }
+
+    /// The stages that a node may be taken to be of now.
+    pub fn stages_at<'a>(&'a self, node: &'a str, now: Timestamp) -> impl Iterator<Item = usize> + 'a {
+        let known_since = before(now, self.lag);
+        let mut ended = self.assigned.iter().skip(1).map(|(next, _)| *next).chain([Timestamp::MAX]);
+        let known = self.assigned.iter().filter(move |_| ended.next().is_some_and(|end| end >= known_since));
+        known.filter_map(|(_, of)| of.get(node).copied())
+    }
+
+    /// The stage that a node is of now.
+    pub fn stage_of(&self, node: &str) -> Option<usize> {
+        self.assigned.last().and_then(|(_, of)| of.get(node).copied())
+    }
+
+    fn assign(&mut self, at: Timestamp) {
+        if self.moves.stages.is_empty() {
+            return;
+        }
+        let members: Vec<_> = self.nodes.iter().filter(|(_, node)| node.member).collect();
+        let of = self.moves.assign(members.into_iter().map(|(name, node)| (name.as_str(), &node.marks)));
+        if self.assigned.last().is_none_or(|(_, last)| *last != of) {
+            self.assigned.push((at, of));
+        }
+    }
+
+    /// Notes what a node is like, and forgets what nobody can take for true any more.
+    fn remember(&mut self, name: &str, at: Timestamp) {
+        let Some(node) = self.nodes.get(name) else { return };
+        if self.moves.stages.is_empty() && self.moves.atom.is_none() {
+            return;
+        }
+        // One that goes may overlap with its successor: the one that stays counts.
+        let drivers = || self.pods_on(name).filter(|(_, pod)| pod.role == Role::Driver).map(|(_, pod)| pod);
+        let driver = drivers().find(|pod| !pod.deleting).or_else(|| drivers().next());
+        let seen = Seen {
+            since: at,
+            state: node.state(),
+            skipped: node.skipped,
+            ready: node.ready,
+            loads: node.loads,
+            driver: driver.and_then(|pod| version_of(&pod.image)),
+        };
+        let known_since = before(at, self.lag);
+        let past = self.past.entry(name.to_owned()).or_default();
+        if past.last().is_none_or(|last| Seen { since: at, ..last.clone() } != seen) {
+            past.push(seen);
+        }
+        let old = past.iter().skip(1).take_while(|next| next.since < known_since).count();
+        past.drain(..old);
+    }
+
+    fn known_of<'a>(&'a self, node: &str, now: Timestamp) -> impl Iterator<Item = &'a Seen> {
+        let known_since = before(now, self.lag);
+        let past = self.past.get(node).map(Vec::as_slice).unwrap_or_default();
+        let mut ended = past.iter().skip(1).map(|next| next.since).chain([Timestamp::MAX]);
+        past.iter().filter(move |_| ended.next().is_some_and(|end| end >= known_since))
+    }
+
+    /// A node is like this, or was a moment ago.
+    pub fn lately(&self, node: &str, now: Timestamp, is: impl Fn(&Seen) -> bool) -> bool {
+        self.known_of(node, now).any(is)
+    }
+
+    /// A node is like this, and was a moment ago.
+    pub fn always(&self, node: &str, now: Timestamp, is: impl Fn(&Seen) -> bool) -> bool {
+        self.known_of(node, now).all(is)
+    }
+
+    /// A bake may be shorter by what a clock that jumps adds to it: each jump no more than two looks, of twenty.
+    pub fn least_bake(&self, seconds: i64) -> i64 {
+        if self.clock_off.is_zero() { seconds } else { seconds / 2 }
+    }
+
+    /// So many nodes left only lately.
+    pub fn left_lately(&self, now: Timestamp) -> usize {
+        self.left.iter().filter(|left| **left >= before(now, self.lag)).count()
     }
 
     /// The policies that may be known now: the newest, and those that it replaced only lately.
@@ -438,11 +762,25 @@ impl World {
     /// Nodes that are to run the driver, with those that left only lately.
     pub fn members_at(&self, now: Timestamp) -> usize {
         let members = self.nodes.values().filter(|node| node.member).count();
-        members + self.left.iter().filter(|left| **left >= before(now, self.lag)).count()
+        members + self.left_lately(now)
     }
 }
 
 /// So long before.
 pub fn before(now: Timestamp, time: SignedDuration) -> Timestamp {
     now.checked_sub(time).unwrap_or(Timestamp::MIN)
+}
+
+/// The number of a rollout, by its name.
+fn number_of(rollout: &str) -> u32 {
+    rollout.rsplit_once('-').and_then(|(_, number)| number.parse().ok()).unwrap_or_default()
+}
+
+fn is_driver(daemon_set: &Value) -> bool {
+    let labels = &daemon_set["spec"]["template"]["metadata"]["labels"];
+    labels["app.kubernetes.io/component"] == DRIVER_COMPONENT
+}
+
+fn version_of(image: &str) -> Option<String> {
+    DriverVersion::from_image(image).map(|version| version.to_string())
 }

@@ -27,7 +27,8 @@ fn manifest_for(gate: &Gate, nodes: &[&str], sample: Sample) -> Value {
         places: &places,
         sample,
         attempt: 1,
-        target: "7d9f",
+        subject: "7d9f",
+        kept: pitcrew_core::gate::KEPT,
         version: None,
         previous: None,
     };

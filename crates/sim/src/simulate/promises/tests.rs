@@ -278,3 +278,175 @@ fn a_shield_without_a_record_is_found() {
     shielded["metadata"]["labels"]["k8saas.nvidia.com/ManagedByNVSentinel"] = json!("false");
     assert_eq!(scene.we_patch_node("a", &shielded), ["S6"]);
 }
+
+/// A policy that says this of its rollouts, the version that it asks for, and nodes that run an older one.
+fn on_the_way(rollout: &Value) -> Scene {
+    let mut scene = Scene::new(&json!({"maxParallelUpgrades": 0, "maxUnavailable": "100%"}));
+    let upgrade = json!({"maxParallelUpgrades": 0, "maxUnavailable": "100%"});
+    let policy = json!({"spec": {"upgradePolicy": upgrade, "rollout": rollout}});
+    scene.fold("driverpolicies.pitcrew.dev", "gpu", &policy);
+    let template = json!({
+        "metadata": {"labels": {"app.kubernetes.io/component": "nvidia-driver"}},
+        "spec": {"containers": [{"image": "driver:2.0.0-ubuntu22.04"}]},
+    });
+    scene.fold("daemonsets.apps", "driver", &json!({"spec": {"template": template}}));
+    for (node, mark) in [("a", "true"), ("b", "false")] {
+        scene.fold("nodes", node, &marked("upgrade-required", mark));
+    }
+    scene.later(60);
+    scene
+}
+
+/// A node with the labels of a stage and of an atom.
+fn marked(state: &str, canary: &str) -> Value {
+    let mut node = node_in(state, false, None);
+    node["metadata"]["labels"]["gpu-canary"] = json!(canary);
+    node["metadata"]["labels"]["sim.pitcrew.dev/rack"] = json!("r0");
+    node["metadata"]["labels"]["sim.pitcrew.dev/zone"] = json!("z0");
+    node
+}
+
+fn rollout(phase: &str, more: &Value) -> Value {
+    let stages = json!([{"name": "canary", "phase": phase}, {"name": "fleet", "phase": "Waiting"}]);
+    let mut rollout = json!({"spec": {"version": "2.0.0"}, "status": {"phase": "Running", "stages": stages}});
+    json_patch::merge(&mut rollout, more);
+    rollout
+}
+
+fn canary_first(bake: &str) -> Value {
+    let canary =
+        json!({"name": "canary", "nodeSelector": {"gpu-canary": "true"}, "bake": {"duration": bake}});
+    json!({"stages": [canary]})
+}
+
+#[test]
+fn a_node_starts_when_its_stage_is_open() {
+    for (phase, expected) in [("Moving", &["S16"][..]), ("Baking", &["S16"][..]), ("Passed", &[][..])] {
+        let mut scene = on_the_way(&canary_first("0s"));
+        scene.fold_by(By::Us, "rollouts.pitcrew.dev", "gpu-1", &rollout(phase, &json!({})));
+        assert_eq!(scene.we_patch_node("b", &marked("cordon-required", "false")), expected, "{phase}");
+        assert!(scene.we_patch_node("a", &marked("cordon-required", "true")).is_empty(), "{phase}");
+    }
+}
+
+#[test]
+fn nothing_starts_after_a_stage_has_failed_or_its_version_was_taken_back() {
+    let word = json!({"by": "mei"});
+    for (phase, more, seconds, expected) in [
+        ("Failed", json!({}), 1, &[][..]),
+        ("Failed", json!({}), 60, &["S16"][..]),
+        ("Moving", json!({"spec": {"rollback": word}}), 60, &["S17"][..]),
+        ("Moving", json!({"spec": {"rollback": word, "cleared": word}}), 60, &[][..]),
+    ] {
+        let mut scene = on_the_way(&canary_first("0s"));
+        scene.fold("rollouts.pitcrew.dev", "gpu-1", &rollout(phase, &more));
+        scene.later(seconds);
+        assert_eq!(scene.we_patch_node("a", &marked("cordon-required", "true")), expected, "{phase} {more}");
+    }
+}
+
+impl Scene {
+    /// The promises that are broken when we say this of a rollout.
+    fn we_say(&mut self, said: &Value) -> Vec<&'static str> {
+        let before = self.world.rollout("gpu-1").cloned();
+        let change = Change {
+            at: self.now,
+            by: By::Us,
+            request: None,
+            resource: ROLLOUTS,
+            namespace: "",
+            name: "gpu-1",
+            after: Some(said),
+        };
+        self.world.fold(&change);
+        let step = Step::Rollout("gpu-1", before.as_ref(), self.world.rollout("gpu-1"));
+        let broken = SAFETY.iter().filter(|(_, check)| check(&self.world, &change, &step).is_some());
+        broken.map(|(promise, _)| promise.code()).collect()
+    }
+}
+
+#[test]
+fn a_stage_passes_when_its_nodes_are_done_and_were_watched_for_long_enough() {
+    for (state, version, minutes, expected) in [
+        ("upgrade-done", "2.0.0", 5, &[][..]),
+        ("upgrade-done", "2.0.0", 4, &["S16"][..]),
+        ("upgrade-done", "1.0.0", 5, &["S16"][..]),
+        ("validation-required", "2.0.0", 5, &["S16"][..]),
+        ("upgrade-failed", "2.0.0", 5, &["S16"][..]),
+    ] {
+        let mut scene = on_the_way(&canary_first("5m"));
+        scene.fold("nodes", "a", &marked(state, "true"));
+        let mut driver = pod("a", "driver");
+        driver["spec"]["containers"][0]["image"] = json!(format!("driver:{version}-ubuntu22.04"));
+        scene.fold("pods", "driver-a", &driver);
+        assert!(scene.we_say(&rollout("Moving", &json!({}))).is_empty());
+        assert!(scene.we_say(&rollout("Baking", &json!({}))).is_empty());
+        scene.later(minutes * 60);
+        assert_eq!(scene.we_say(&rollout("Passed", &json!({}))), expected, "{state} {version} {minutes}");
+    }
+}
+
+#[test]
+fn a_stage_that_waits_for_a_person_passes_with_a_word() {
+    for (word, expected) in
+        [(json!({}), &["S16"][..]), (json!({"promotions": [{"stage": "canary"}]}), &[][..])]
+    {
+        let mut stages = canary_first("0s");
+        stages["stages"][0]["promotion"] = json!("Manual");
+        let mut scene = on_the_way(&stages);
+        scene.fold("nodes", "a", &marked("upgrade-done", "true"));
+        let mut driver = pod("a", "driver");
+        driver["spec"]["containers"][0]["image"] = json!("driver:2.0.0-ubuntu22.04");
+        scene.fold("pods", "driver-a", &driver);
+        assert!(scene.we_say(&rollout("AwaitingApproval", &json!({}))).is_empty());
+        assert_eq!(scene.we_say(&rollout("Passed", &json!({ "spec": word }))), expected);
+    }
+}
+
+#[test]
+fn a_node_starts_in_a_window_that_is_long_enough() {
+    // It is one minute past midnight.
+    for (start, duration, expected) in
+        [("00:00", "1h", &[][..]), ("00:10", "1h", &["S15"][..]), ("00:00", "20m", &["S15"][..])]
+    {
+        let mut scene = on_the_way(&json!({"windows": [{"start": start, "duration": duration}]}));
+        let broken = scene.we_patch_node("a", &marked("cordon-required", "true"));
+        assert_eq!(broken, expected, "{start} {duration}");
+    }
+}
+
+#[test]
+fn an_atom_starts_whole() {
+    let atoms = json!({"topology": {"atom": "sim.pitcrew.dev/rack"}});
+    for (state, expected) in
+        [("upgrade-required", &[][..]), ("upgrade-done", &["S5"][..]), ("upgrade-failed", &[][..])]
+    {
+        let mut scene = on_the_way(&atoms);
+        let mut driver = pod("b", "driver");
+        driver["spec"]["containers"][0]["image"] = json!("driver:1.0.0-ubuntu22.04");
+        scene.fold("pods", "driver-b", &driver);
+        scene.fold("nodes", "b", &marked(state, "false"));
+        scene.later(10);
+        assert_eq!(scene.we_patch_node("a", &marked("cordon-required", "true")), expected, "{state}");
+    }
+    // There is room for one of two.
+    let mut scene = on_the_way(&atoms);
+    let mut driver = pod("b", "driver");
+    driver["spec"]["containers"][0]["image"] = json!("driver:1.0.0-ubuntu22.04");
+    scene.fold("pods", "driver-b", &driver);
+    let policy = json!({"spec": {"upgradePolicy": one_at_a_time(), "rollout": atoms}});
+    scene.fold("driverpolicies.pitcrew.dev", "gpu", &policy);
+    scene.later(10);
+    assert_eq!(scene.we_patch_node("a", &marked("cordon-required", "true")), ["S5"]);
+}
+
+#[test]
+fn a_group_and_a_stage_have_limits_of_their_own() {
+    let spread = json!({"topology": {"spread": {"label": "sim.pitcrew.dev/zone", "max": 1}}});
+    let stage = json!({"stages": [{"name": "canary", "count": 2, "maxParallelUpgrades": 1}]});
+    for limits in [spread, stage] {
+        let mut scene = on_the_way(&limits);
+        assert!(scene.we_patch_node("a", &marked("cordon-required", "true")).is_empty());
+        assert_eq!(scene.we_patch_node("b", &marked("cordon-required", "false")), ["S3"], "{limits}");
+    }
+}

@@ -1,0 +1,135 @@
+//! People who look after rollouts: they promote stages, and some of them have second thoughts about a version.
+
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use pitcrew_core::api::{Rollout, RolloutPhase, StagePhase};
+use pitcrew_core::contract::State;
+use serde_json::{Value, json};
+
+use super::case::{TO, draw};
+use super::fault::Fault;
+use super::trouble::{Hands, ignore_missing};
+
+/// What they did in the calm; each only once.
+#[derive(Debug, Default)]
+pub(super) struct Deeds {
+    took_back: bool,
+    spoiled: bool,
+}
+
+impl Hands<'_> {
+    /// A look at the rollout, now and then in the calm. The faults that it brought are told, each with its node.
+    pub(super) async fn attend(&self, deeds: &mut Deeds) -> kube::Result<Option<(Fault, Option<String>)>> {
+        self.close_breaker().await?;
+        let Some(manner) = &self.case.manner else { return Ok(None) };
+        let Some(rollout) = self.newest().await? else { return Ok(None) };
+        let Some(phase) = rollout.status.as_ref().map(|status| status.phase) else { return Ok(None) };
+        if phase == RolloutPhase::Baking && self.case.has(Fault::Spoil) && !deeds.spoiled {
+            deeds.spoiled = true;
+            return Ok(self.spoil().await?.map(|node| (Fault::Spoil, Some(node))));
+        }
+        if self.case.has(Fault::TakeBack) && !deeds.took_back && phase == self.second_thoughts() {
+            deeds.took_back = true;
+            self.take_back().await?;
+            return Ok(Some((Fault::TakeBack, None)));
+        }
+        self.promote(&rollout, manner.skips_bakes).await?;
+        Ok(None)
+    }
+
+    /// When somebody takes a version back in the calm; most do not.
+    fn second_thoughts(&self) -> RolloutPhase {
+        use RolloutPhase::{AwaitingApproval, Baking, Done, Superseded};
+        // A rollout that is superseded is not the newest.
+        [Baking, AwaitingApproval, Done, Superseded, Superseded][draw(self.case.seed, "thoughts").usize(..5)]
+    }
+
+    fn rollouts(&self) -> Api<Rollout> {
+        Api::all(self.cluster.admin.clone())
+    }
+
+    async fn newest(&self) -> kube::Result<Option<Rollout>> {
+        let number = |rollout: &Rollout| {
+            rollout.name_any().rsplit_once('-').and_then(|(_, number)| number.parse::<u32>().ok())
+        };
+        Ok(self.rollouts().list(&ListParams::default()).await?.items.into_iter().max_by_key(number))
+    }
+
+    async fn say(&self, rollout: &Rollout, spec: Value) -> kube::Result<()> {
+        let patch = Patch::Merge(json!({ "spec": spec }));
+        ignore_missing(self.rollouts().patch(&rollout.name_any(), &PatchParams::default(), &patch).await)
+    }
+
+    /// A stage that waits for a word gets it; from those who do not like to wait, before its bake is over.
+    async fn promote(&self, rollout: &Rollout, skips_bakes: bool) -> kube::Result<()> {
+        let status = rollout.status.as_ref();
+        // `pitcrew promote` refuses what is taken back.
+        if rollout.spec.rollback.is_some() || status.is_some_and(|status| status.rollback.is_some()) {
+            return Ok(());
+        }
+        let said = status.map(|status| status.stages.as_slice()).unwrap_or_default();
+        let waits = |phase: StagePhase| match phase {
+            StagePhase::AwaitingApproval => true,
+            StagePhase::Baking => skips_bakes,
+            _ => false,
+        };
+        let promoted = |name: &str| rollout.spec.promotions.iter().any(|known| known.stage == name);
+        let Some(stage) = said.iter().find(|stage| waits(stage.phase) && !promoted(&stage.name)) else {
+            return Ok(());
+        };
+        let skip = stage.phase == StagePhase::Baking;
+        let word = json!({"stage": stage.name, "by": "mei", "at": AT, "skipBake": skip});
+        let mut promotions = json!(rollout.spec.promotions);
+        if let Some(list) = promotions.as_array_mut() {
+            list.push(word);
+        }
+        self.say(rollout, json!({ "promotions": promotions })).await
+    }
+
+    /// A driver that is watched restarts.
+    async fn spoil(&self) -> kube::Result<Option<String>> {
+        let nodes = self.nodes().list(&ListParams::default()).await?.items;
+        let state = super::trouble::keys().state;
+        let done = |node: &&k8s_openapi::api::core::v1::Node| {
+            node.labels().get(&state).is_some_and(|label| label == State::UpgradeDone.as_str())
+        };
+        let done: Vec<_> = nodes.iter().filter(done).collect();
+        if done.is_empty() {
+            return Ok(None);
+        }
+        let node = done[draw(self.case.seed, "spoiled").usize(..done.len())].name_any();
+        self.cluster.actors.behaviour().restart_driver(&node);
+        Ok(Some(node))
+    }
+
+    /// A person takes the newest version back.
+    pub(super) async fn take_back(&self) -> kube::Result<()> {
+        match self.newest().await? {
+            Some(rollout) => self.say(&rollout, json!({"rollback": word("jobs are slow")})).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Somebody wants it all the same; or a person clears it first.
+    pub(super) async fn want_again(&self, whom: u32) -> kube::Result<()> {
+        match whom % 4 {
+            2 => self.cluster.set_driver_version(TO).await,
+            3 => {
+                for rollout in self.rollouts().list(&ListParams::default()).await? {
+                    if rollout.spec.rollback.is_some() {
+                        self.say(&rollout, json!({"cleared": word("it was the network")})).await?;
+                    }
+                }
+                self.cluster.set_driver_version(TO).await
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Nobody reads it.
+const AT: &str = "2026-01-01T00:00:00Z";
+
+fn word(why: &str) -> Value {
+    json!({"by": "mei", "at": AT, "why": why})
+}

@@ -1,0 +1,230 @@
+//! The promises about how a version reaches the fleet: by stages, in windows, whole atoms at a time, and never one that
+//! was taken back.
+
+use std::collections::BTreeSet;
+
+use jiff::{SignedDuration, Timestamp};
+use pitcrew_core::contract::State;
+
+use super::super::world::{By, Change, Node, Rollout, Seen, World, before};
+use super::{Step, has_driver, is_new, out_and_moving, we_write};
+
+/// What one pass sends arrives in any order: each call has 5 s, and waits for its turn.
+const CALLS: SignedDuration = SignedDuration::from_secs(10);
+/// A visit is expected to take so long, in seconds, while nobody knows better; less what a call may take.
+const VISIT_EXPECTED: i64 = 30 * 60 - 15;
+/// From so many visits on somebody knows better.
+const VISITS_KNOWN: usize = 3;
+/// Times are told in whole seconds, at both ends of a bake.
+const ROUNDED: i64 = 2;
+
+/// The node that our write starts, as it was before.
+fn we_start<'a>(change: &Change<'_>, step: &Step<'a>) -> Option<(&'a str, &'a Node)> {
+    let (name, node, after) = we_write(change, step)?;
+    (!node.walks() && after.state() == State::CordonRequired).then_some((name, node))
+}
+
+/// What was tried before, by whomever, waits for no stage.
+fn is_retried(node: &Node) -> bool {
+    let walk = node.visit.as_ref().and_then(|visit| visit.drivers.get("gpu"));
+    walk.is_some_and(|walk| walk.attempts > 0)
+}
+
+/// What we said a moment ago may cross what was sent with it.
+fn known(world: &World, change: &Change<'_>) -> Timestamp {
+    before(change.at, world.lag.max(CALLS))
+}
+
+pub(super) fn in_open_stages(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    if let Step::Rollout(_, old, Some(new)) = step {
+        return passes_when_done(world, change, *old, new);
+    }
+    let (name, node) = we_start(change, step)?;
+    if world.moves.stages.is_empty() || is_retried(node) || !has_driver(world, change, name) {
+        return None;
+    }
+    let stages: BTreeSet<usize> = world.stages_at(name, change.at).collect();
+    let versions: Vec<&str> = world.wanted_at(change.at).collect();
+    if versions.iter().any(|version| world.goes_back_to(version)) {
+        return None;
+    }
+    let open = |version: &&str| stages.iter().any(|stage| *stage <= world.frontier(version));
+    if !versions.iter().any(open) {
+        let stage = stages.first().and_then(|stage| world.moves.stages.get(*stage));
+        let stage = stage.map_or("of nobody", |stage| stage.name.as_str());
+        return Some(format!("it started before its stage, {stage}, was open"));
+    }
+    let is_bad = |version: &&str| {
+        let since = world.rollout_of(version).and_then(Rollout::bad_since);
+        since.is_some_and(|since| since < known(world, change))
+    };
+    versions.iter().all(is_bad).then(|| "it started after a stage had failed".to_owned())
+}
+
+/// A stage passes, or waits for a person's word, when its nodes are done and were watched for long enough.
+fn passes_when_done(
+    world: &World,
+    change: &Change<'_>,
+    old: Option<&Rollout>,
+    new: &Rollout,
+) -> Option<String> {
+    let phase = |rollout: Option<&Rollout>, stage: &str| {
+        rollout.and_then(|rollout| rollout.stages.get(stage)).map(|stage| stage.phase.clone())
+    };
+    if change.by != By::Us {
+        return None;
+    }
+    world.moves.stages.iter().enumerate().find_map(|(place, stage)| {
+        let name = stage.name.as_str();
+        let (was, is) = (phase(old, name).unwrap_or_default(), phase(Some(new), name)?);
+        let skips = new.skip_bake.contains(name);
+        if is != was && is == "Passed" && stage.manual && !skips && !new.promoted.contains(name) {
+            return Some(format!("stage {name} passed without a person's word"));
+        }
+        let is_over = |phase: &str| matches!(phase, "Passed" | "AwaitingApproval");
+        if is_over(&was) || !is_over(&is) {
+            return None;
+        }
+        let watched = new.stages[name].watched(change.at);
+        if !skips && watched < world.least_bake(stage.bake) - ROUNDED {
+            return Some(format!("stage {name} was watched for {watched} s and not for {} s", stage.bake));
+        }
+        unfinished(world, change, place, new).map(|what| format!("stage {name} was over, and {what}"))
+    })
+}
+
+/// What is missing in a stage, as far as it can be told: who may be in another stage does not count.
+fn unfinished(world: &World, change: &Change<'_>, stage: usize, rollout: &Rollout) -> Option<String> {
+    let rules = &world.moves.stages[stage];
+    let is_in = |name: &str| world.stages_at(name, change.at).all(|of| of == stage);
+    let nodes = world.nodes.iter().filter(|(name, node)| node.member && is_in(name));
+    let (mut total, mut failed) = (0, 0);
+    for (name, node) in nodes.filter(|(_, node)| !is_new(world, change, Some(node))) {
+        total += 1;
+        let done = |seen: &Seen| seen.state == State::UpgradeDone && seen.runs(&rollout.version);
+        let left_out = |seen: &Seen| seen.skipped && !seen.state.in_flight();
+        if world.lately(name, change.at, |seen| done(seen) || left_out(seen)) {
+            continue;
+        }
+        if !world.lately(name, change.at, |seen| seen.state == State::UpgradeFailed) {
+            return Some(format!("node {name} is in {}", node.state()));
+        }
+        // One that has just got there, or just left it, may not count.
+        failed += usize::from(world.always(name, change.at, |seen| seen.state == State::UpgradeFailed));
+    }
+    let skips = rollout.skip_bake.contains(&rules.name);
+    (!skips && failed > rules.may_fail.of(total)).then(|| format!("{failed} of its {total} nodes failed"))
+}
+
+pub(super) fn in_windows(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (name, _) = we_start(change, step)?;
+    if !world.moves.has_windows() || !has_driver(world, change, name) {
+        return None;
+    }
+    let known = world.nodes.values().filter(|node| node.was_visited).count();
+    let needs = if known < VISITS_KNOWN && world.left_lately(change.at) == 0 { VISIT_EXPECTED } else { 0 };
+    let (early, late) = (world.clock_off + CALLS, world.clock_off);
+    let open = |seconds: i64| {
+        let at = change.at.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(change.at);
+        world.moves.stays_open(at, needs)
+    };
+    let fine = (-early.as_secs()..=late.as_secs()).step_by(5).any(open) || open(0);
+    (!fine).then(|| match needs {
+        0 => "it started, and no window was open".to_owned(),
+        _ => "it started, and its window would close before it is done".to_owned(),
+    })
+}
+
+pub(super) fn not_taken_back(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (name, _) = we_start(change, step)?;
+    if !has_driver(world, change, name) {
+        return None;
+    }
+    let since = known(world, change);
+    let condemned = |version: &str| world.taken_back(version).is_some_and(|at| at < since);
+    let mut versions = world.wanted_at(change.at).peekable();
+    versions.peek()?;
+    versions.all(condemned).then(|| "it started towards a version that was taken back".to_owned())
+}
+
+pub(super) fn whole_atoms(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (name, node) = we_start(change, step)?;
+    let label = world.moves.atom.as_deref()?;
+    let atom = node.marks.get(label)?;
+    if !has_driver(world, change, name) {
+        return None;
+    }
+    let others = || {
+        let same = |other: &Node| other.member && other.marks.get(label) == Some(atom);
+        world.nodes.iter().filter(move |(other, node)| *other != name && same(node))
+    };
+    // What is begun is finished, whoever of it cannot.
+    if others().any(|(_, other)| other.walks()) {
+        return None;
+    }
+    let stays = |seen: &Seen| {
+        let current = world.wanted_at(change.at).any(|version| seen.runs(version));
+        let failed = seen.state == State::UpgradeFailed || seen.state.in_flight();
+        failed || current || seen.skipped || seen.loads || seen.driver.is_none()
+    };
+    let could = |seen: &Seen| seen.state == State::UpgradeRequired && seen.ready;
+    let mut together = BTreeSet::from([name]);
+    for (other, found) in others().filter(|(_, other)| !is_new(world, change, Some(other))) {
+        if !world.lately(other, change.at, |seen| stays(seen) || could(seen)) {
+            let state = found.state();
+            return Some(format!("it started without {other}, which is in {state} and of the same atom"));
+        }
+        if world.always(other, change.at, |seen| could(seen) && !stays(seen)) {
+            together.insert(other);
+        }
+    }
+    room_for(world, change, &together)
+}
+
+/// All of an atom start, or none does: there must be room for all.
+fn room_for(world: &World, change: &Change<'_>, together: &BTreeSet<&str>) -> Option<String> {
+    let (out, moving) = out_and_moving(world, change, |name| together.contains(name));
+    // The one that has started is out by now, and was not a moment ago.
+    let goes_out = |name: &&&str| world.nodes.get(**name).is_some_and(|node| node.out_since.is_none());
+    let new = together.iter().filter(goes_out).count();
+    let members = world.members_at(change.at);
+    let fits = world.rules_at(change.at).any(|rules| {
+        let parallel = rules.max_parallel == 0 || moving + together.len() as u64 <= rules.max_parallel;
+        parallel && (new == 0 || out + new <= rules.max_unavailable.of(members))
+    });
+    (!fits).then(|| {
+        format!(
+            "its atom started, and has no room: {} nodes, {moving} others move, {out} are out",
+            together.len()
+        )
+    })
+}
+
+/// S3 too: a group of nodes, and a stage, have limits of their own.
+pub(super) fn within_groups(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (name, node) = we_start(change, step)?;
+    spread_is_full(world, change, name, node).or_else(|| stage_is_full(world, change, name))
+}
+
+fn spread_is_full(world: &World, change: &Change<'_>, name: &str, node: &Node) -> Option<String> {
+    let (label, max) = world.moves.spread.as_ref()?;
+    let group = node.marks.get(label).filter(|_| node.out_since.is_none())?;
+    let is_in = |other: &str| world.nodes.get(other).is_some_and(|node| node.marks.get(label) == Some(group));
+    let total = world.nodes.iter().filter(|(other, node)| node.member && is_in(other)).count();
+    let max = max.of(total + world.left_lately(change.at));
+    let (out, _) = out_and_moving(world, change, |other| other == name || !is_in(other));
+    (out + 1 > max).then(|| format!("it started with {out} nodes of {label}={group} out, of {max} at most"))
+}
+
+fn stage_is_full(world: &World, change: &Change<'_>, name: &str) -> Option<String> {
+    // Where nobody can tell its stage, nobody can tell its limits.
+    let mut stages = world.stages_at(name, change.at);
+    let stage = stages.next()?;
+    let by_stages = !world.wanted_at(change.at).any(|version| world.goes_back_to(version));
+    let rules = world.moves.stages.get(stage).filter(|_| stages.all(|other| other == stage) && by_stages)?;
+    let limit = rules.max_parallel?;
+    let is_in = |other: &str| world.stages_at(other, change.at).all(|of| of == stage);
+    let (_, moving) = out_and_moving(world, change, |other| other == name || !is_in(other));
+    (moving + 1 > limit)
+        .then(|| format!("it started as number {} of stage {}, of {limit} at most", moving + 1, rules.name))
+}
