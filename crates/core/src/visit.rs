@@ -326,9 +326,23 @@ pub struct LastVisit {
     /// … and what gates said of it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub gates: BTreeMap<DriverName, Gates>,
+    /// The driver pods that it ended with.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pods: BTreeMap<DriverName, DriverPod>,
     /// It was left cordoned, because somebody else's cordon was on it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cordoned: bool,
+}
+
+/// A driver pod, and how often its container had started again: what comes on top of that, nobody asked for.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DriverPod {
+    /// Which pod.
+    pub uid: Uid,
+    /// How often.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub restarts: u32,
 }
 
 impl LastVisit {

@@ -97,12 +97,18 @@ fn spoiled(view: &View<'_>, bake: &Bake, before: &BakeStatus, nodes: &[&Member<'
         }
     }
     let restarted = |member: &&&Member<'_>| {
-        let boots = member.node.last_visit.as_ref().and_then(|last| last.boot.as_deref());
+        let last = member.node.last_visit.as_ref();
+        let boots = last.and_then(|last| last.boot.as_deref());
         let same_boot = boots.is_none_or(|boot| boot == &*member.node.boot_id);
         // In a crash loop it does not even run.
         let loops = |pod: &Pod| !pod.ready && pod.trouble.as_ref().is_some_and(Trouble::is_serious);
-        // The API tells whole seconds: one that restarts in the very first counts.
-        let again = |pod: &Pod| pod.restarts > 0 && (pod.started >= Some(before.since.0) || loops(pod));
+        let known = last.and_then(|last| last.pods.get(&view.policy.driver));
+        let again = |pod: &Pod| match known {
+            // Counted, since the node's clock may be another one than ours.
+            Some(known) if known.uid == pod.uid => pod.restarts > known.restarts,
+            // The API tells whole seconds: one that restarts in the very first counts.
+            _ => pod.restarts > 0 && (pod.started >= Some(before.since.0) || loops(pod)),
+        };
         same_boot && member.pod.is_some_and(again)
     };
     let restarts: Vec<&&Member<'_>> = nodes.iter().filter(restarted).collect();

@@ -151,7 +151,7 @@ pub(super) fn release(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk:
     }
     let mut patch = base_patch(view, member, State::UpgradeDone);
     put_back(member.node, &visit.holds, &mut patch);
-    health::sign(view, member.node, visit, &mut patch);
+    health::sign(view, member, visit, &mut patch);
     Decision::act(Reason::Moving { to: State::UpgradeDone }, Action::PatchNode(patch))
 }
 

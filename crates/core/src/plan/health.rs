@@ -16,7 +16,7 @@ use crate::health::{HealthHold, OPTED_OUT, Owner, Shield, cordoned_by_nvsentinel
 use crate::names::DriverName;
 use crate::reason::Reason;
 use crate::snapshot::{Node, Pod};
-use crate::visit::{Cause, Finding, Gates, LastVisit, Visit, Walk};
+use crate::visit::{Cause, DriverPod, Finding, Gates, LastVisit, Visit, Walk};
 
 /// By which label nodes are opted out; `None`: not at all.
 fn shield(view: &View<'_>) -> Option<Shield> {
@@ -201,11 +201,15 @@ fn hold_ends(view: &View<'_>, member: &Member<'_>, hold: &HealthHold) -> Timesta
 }
 
 /// Leaves word of the visit on the node: whatever happens to it soon after is told of in the rollout.
-pub(super) fn sign(view: &View<'_>, node: &Node, visit: &Visit, patch: &mut NodePatch) {
+pub(super) fn sign(view: &View<'_>, member: &Member<'_>, visit: &Visit, patch: &mut NodePatch) {
+    let node = member.node;
     let cordoned = node.unschedulable && patch.unschedulable != Some(false);
     let boot = Some(node.boot_id.to_string()).filter(|boot| !boot.is_empty());
     let in_one_go = visit.drivers.values().all(|walk| walk.attempts == 0);
     let (rollouts, gates) = known_after(node, visit);
+    let mut pods = node.last_visit.as_ref().map(|last| last.pods.clone()).unwrap_or_default();
+    let pod = member.pod.map(|pod| DriverPod { uid: pod.uid.clone(), restarts: pod.restarts });
+    pods.extend(pod.map(|pod| (view.policy.driver.clone(), pod)));
     let last = LastVisit {
         rollout: visit.rollout.clone(),
         began: in_one_go.then_some(visit.since),
@@ -214,6 +218,7 @@ pub(super) fn sign(view: &View<'_>, node: &Node, visit: &Visit, patch: &mut Node
         early: visit.early,
         rollouts,
         gates,
+        pods,
         cordoned,
     };
     patch.annotations.set(LAST_VISIT_ANNOTATION, Some(last.to_text()));

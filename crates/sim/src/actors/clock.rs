@@ -25,13 +25,28 @@ impl Clock {
     /// The time now, cut to a second as Kubernetes stores it.
     pub(super) fn now(&self) -> Time {
         let passed = Instant::now().saturating_duration_since(self.started);
-        let seconds = self.epoch.as_second().saturating_add_unsigned(passed.as_secs());
-        Time(Timestamp::from_second(seconds).unwrap_or(self.epoch))
+        // Cut after the sum: cut before it, these actors would live up to a second behind everybody else.
+        let now = self.epoch.saturating_add(passed).unwrap_or(self.epoch);
+        Time(Timestamp::from_second(now.as_second()).unwrap_or(self.epoch))
     }
 
     /// When `time` is (or was) on tokio's clock; moments before the start count as the start.
     pub(super) fn instant(&self, time: &Time) -> Instant {
-        let seconds = time.0.as_second().saturating_sub(self.epoch.as_second());
-        self.started + Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+        let passed = time.0.duration_since(self.epoch);
+        self.started + Duration::try_from(passed).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn seconds_are_cut_after_the_sum() {
+        let clock = Clock::starting_at("2026-01-01T00:00:00.9Z".parse().unwrap());
+        tokio::time::advance(Duration::from_millis(200)).await;
+        assert_eq!(clock.now().0.to_string(), "2026-01-01T00:00:01Z");
+        let before = Time("2026-01-01T00:00:00Z".parse().unwrap());
+        assert_eq!(clock.instant(&before), clock.started);
     }
 }

@@ -23,8 +23,9 @@ use crate::api::{Fault, RequestInfo};
 use crate::cluster::Cluster;
 use crate::fleet::Fleet;
 
-/// Nothing in a scenario takes longer; on virtual time this costs nothing.
-const PATIENCE: Duration = Duration::from_mins(2);
+/// Nothing in a scenario takes longer; on virtual time this costs nothing. A real API server that breaks an eviction off
+/// half-way keeps its place in the budget for two minutes.
+const PATIENCE: Duration = Duration::from_mins(5);
 /// Longer than any scenario.
 const NEVER: Duration = Duration::from_hours(24);
 /// How late a controller hears of something: longer than most steps take, shorter than any deadline of a story.
@@ -329,8 +330,28 @@ impl Stage {
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         };
-        let late = || Broken(format!("waited in vain until {what}"));
-        timeout(PATIENCE, answered).await.unwrap_or_else(|_| Err(late()))
+        match timeout(PATIENCE, answered).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Broken(format!("waited in vain until {what}; {}", self.whereabouts().await))),
+        }
+    }
+
+    /// Where everything is: what a person would ask for first.
+    async fn whereabouts(&self) -> String {
+        let api = Api::<Rollout>::all(self.cluster.admin.clone());
+        let rollouts = api.list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default();
+        let rollouts = rollouts.into_iter().map(|rollout| {
+            let status = rollout.status.as_ref();
+            let stages = status.map(|status| &status.stages).into_iter().flatten();
+            let stages = stages.map(|stage| format!("{} {:?} {:?}", stage.name, stage.phase, stage.message));
+            let stages = stages.collect::<Vec<_>>().join(", ");
+            format!("{}: {:?} ({stages})", rollout.name_any(), status.map(|status| status.phase))
+        });
+        let reasons = self.controllers.reasons.borrow().clone();
+        let nodes = self.scene().states.into_iter().map(|(node, state)| {
+            format!("{node}: {state:?}, {}", reasons.get(&node).map_or("no reason", String::as_str))
+        });
+        rollouts.chain(nodes).collect::<Vec<_>>().join("\n  ")
     }
 
     /// Nothing about the nodes changes for a while.

@@ -205,6 +205,17 @@ fn a_driver_that_restarts_by_itself_spoils_the_bake_and_a_boot_does_not() {
 }
 
 #[test]
+fn a_restart_counts_on_a_node_whose_clock_is_slow() {
+    let mut fleet = labelled_and_watched();
+    fleet.live(HOUR);
+    let slow = fleet.snapshot.now - SignedDuration::from_hours(2);
+    let driver = fleet.driver_mut("gpu-3");
+    (driver.restarts, driver.started) = (1, Some(slow));
+    fleet.live(1);
+    assert_eq!(stages(&fleet)[0].phase, StagePhase::Spoiled);
+}
+
+#[test]
 fn time_in_which_nobody_looked_does_not_count() {
     let mut fleet = labelled();
     fleet.live(10 * HOUR);

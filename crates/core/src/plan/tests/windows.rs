@@ -44,6 +44,7 @@ fn visited(name: &str, minutes: i64) -> NodeSpec {
         early: false,
         rollouts: BTreeMap::new(),
         gates,
+        pods: BTreeMap::new(),
         cordoned: false,
     };
     node(name).annotation(LAST_VISIT_ANNOTATION, &last.to_text())
