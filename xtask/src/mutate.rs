@@ -221,7 +221,7 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "a bake is over when it begins",
         file: "crates/core/src/plan/bake.rs",
-        from: "status.seconds >= status.needed_seconds && missing.is_none()",
+        from: "ends && missing.is_none()",
         to: "missing.is_none()",
     },
     Mutation {
@@ -247,6 +247,24 @@ const MUTATIONS: &[Mutation] = &[
         file: "crates/core/src/plan/start.rs",
         from: "view.condemned.as_ref().filter(|_| !member.needs_driver())",
         to: "view.condemned.as_ref().filter(|_| false)",
+    },
+    Mutation {
+        name: "nobody waits for gates",
+        file: "crates/core/src/plan/gates.rs",
+        from: "driver.is_none() || !passed(gate)",
+        to: "false",
+    },
+    Mutation {
+        name: "gates at the end of a stage are not asked",
+        file: "crates/core/src/plan/proofs.rs",
+        from: "if nodes.is_empty()",
+        to: "if MUTATED || nodes.is_empty()",
+    },
+    Mutation {
+        name: "versions start that nobody listed",
+        file: "crates/core/src/plan/start.rs",
+        from: "if let Some(unlisted) = view.unlisted(member)",
+        to: "if let Some(unlisted) = view.unlisted(member).filter(|_| !MUTATED)",
     },
 ];
 

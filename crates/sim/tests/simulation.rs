@@ -174,6 +174,15 @@ fn a_rollout_says_the_version_that_it_brings() {
     }
 }
 
+/// What the checkers did not know: drift is told once a minute (2387), a rollout that is not the newest may be put back
+/// again (2523), and a bake begins before the slow write that tells of it (3392).
+#[test]
+fn last_words_may_come_late() {
+    for seed in [2387, 2523, 3392] {
+        keeps_its_promises(seed, &Wish::default());
+    }
+}
+
 /// A stage is watched to the end although its rollout is aborted: that is no unrest.
 #[test]
 fn an_abort_stops_no_bake() {

@@ -286,7 +286,8 @@ impl Life {
             Stage::Starting { at } | Stage::Warming { at } | Stage::BackingOff { until: at } if at > now => {
                 Some(at)
             }
-            Stage::Ready { until } => until,
+            // One that should have ended, and was told otherwise meanwhile, is looked at when that changes.
+            Stage::Ready { until } => until.filter(|at| *at > now),
             _ => None,
         }
     }

@@ -144,7 +144,9 @@ impl Cluster {
             broken.map(|(promise, what)| Violation { promise, node, what, at: change.at })
         });
         // What is promised about rollouts is told by their statuses, and a log does not keep their order with all else.
-        let told = |broken: &Violation| !matches!(broken.promise.code(), "S5" | "S15" | "S16" | "S17");
+        let told = |broken: &Violation| {
+            !matches!(broken.promise.code(), "S5" | "S7" | "S15" | "S16" | "S17" | "S18")
+        };
         self.audit.broken.extend(broken.flatten().filter(told));
         if let Some(after) = after {
             self.objects.insert(place, after);

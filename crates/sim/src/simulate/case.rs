@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::fault::Fault;
 use super::manner::{self, Manner};
 use super::trouble::{self, Trouble};
-use crate::actors::{Behaviour, DraIdentity, DriverFault, Nodes, Timing};
+use crate::actors::{Behaviour, DraIdentity, DriverFault, GateOutcome, GateRule, Nodes, Timing};
 use crate::fleet::{Fleet, Workload};
 
 /// The driver that runs to begin with.
@@ -243,6 +243,11 @@ fn behaviour(seed: u64, faults: &BTreeSet<Fault>) -> Behaviour {
     if faults.contains(&Fault::BadVersion) {
         let fault = trouble::driver_fault(&mut draw(seed, "how bad"));
         behaviour.drivers.push(DriverFault { nodes: Nodes::All, version: Some(TO.to_owned()), fault });
+    }
+    if faults.contains(&Fault::GateNo) {
+        let (nodes, version) = (Nodes::OneIn(6), Some(TO.to_owned()));
+        let outcome = GateOutcome::failure("loss is nan");
+        behaviour = behaviour.with_gate_rule(GateRule { gate: None, nodes, version, outcome });
     }
     behaviour
 }

@@ -76,17 +76,26 @@ faults! {
     BadVersion = "bad-version": "The new driver fails on every node, for good",
     TakeBack = "take-back": "A person takes the version back; some set it again, or clear it first",
     Spoil = "spoil": "A driver ends and starts again while its stage is watched at work",
+    GateNo = "gate-no": "A gate says no to the new driver on one node in six, for good",
+    GateBlind = "gate-blind": "The gates' image cannot be pulled on a node for a while",
+    StruckOff = "struck-off": "The version is not in the matrix, or nobody can read it, for a while",
 }
 
 impl Fault {
     /// Whether it is there from the beginning to the end, and so meets a node in no state more than in another.
     pub fn is_standing(self) -> bool {
-        matches!(self, Fault::OneInSix | Fault::BadVersion)
+        matches!(self, Fault::OneInSix | Fault::BadVersion | Fault::GateNo)
+    }
+
+    /// Whether it is about gates.
+    pub fn is_about_gates(self) -> bool {
+        matches!(self, Fault::GateNo | Fault::GateBlind)
     }
 
     /// Whether it is about the way of a version through a fleet.
     pub fn needs_a_manner(self) -> bool {
-        matches!(self, Fault::BadVersion | Fault::TakeBack | Fault::Spoil)
+        self.is_about_gates()
+            || matches!(self, Fault::BadVersion | Fault::TakeBack | Fault::Spoil | Fault::StruckOff)
     }
 
     /// Whether it can make a controller learn of things late.

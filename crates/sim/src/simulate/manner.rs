@@ -1,4 +1,4 @@
-//! How a new version reaches the fleet of a case: by stages, in windows, rack by rack.
+//! How a new version reaches the fleet of a case: by stages, in windows, rack by rack, past gates and a matrix.
 //!
 //! It is drawn from generators of its own, and only some cases have any of it: all others are what they would be
 //! without it.
@@ -9,7 +9,7 @@ use fastrand::Rng;
 use pitcrew_core::contract::CANARY_LABEL;
 use serde_json::{Value, json};
 
-use super::case::draw;
+use super::case::{AGAIN, FROM, TO, draw};
 use super::fault::Fault;
 use crate::fleet::Fleet;
 
@@ -37,6 +37,8 @@ pub struct Manner {
     pub labels: Vec<(String, String, String)>,
     /// The person who promotes does not wait for the end of a bake.
     pub skips_bakes: bool,
+    /// The drivers that the version matrix lists; without one nobody asks for it.
+    pub matrix: Option<Vec<&'static str>>,
 }
 
 /// Whether a case has a manner of its own.
@@ -71,6 +73,12 @@ impl Manner {
             manner.rollout["onFailure"] = json!("Rollback");
             manner.threshold = Some(chosen(&mut rng, &[json!(0), json!(1), json!("20%")]));
         }
+        if faults.iter().any(|fault| fault.is_about_gates()) || draw(seed, "gated").u8(0..10) < 4 {
+            manner.prove(seed, staged);
+        }
+        if faults.contains(&Fault::StruckOff) || draw(seed, "listed").u8(0..10) < 2 {
+            manner.list(seed);
+        }
         manner
     }
 
@@ -82,6 +90,8 @@ impl Manner {
             ("with windows", &rollout["windows"]),
             ("with atoms", &rollout["topology"]["atom"]),
             ("with groups", &rollout["topology"]["spread"]),
+            ("with gates", &rollout["gates"]),
+            ("with a matrix", &rollout["matrix"]),
         ];
         all.into_iter().filter(|(_, said)| !said.is_null()).map(|(kind, _)| kind)
     }
@@ -148,6 +158,28 @@ impl Manner {
             _ => {}
         }
         self.skips_bakes = rng.u8(0..4) == 0;
+    }
+
+    /// Gates on every node; where there are stages, sometimes one at the end of each.
+    fn prove(&mut self, seed: u64, staged: bool) {
+        let mut rng = draw(seed, "gates");
+        let mut gate = |name: &str, preset: &str| {
+            let again = chosen(&mut rng, &[json!("0s"), json!("5m"), json!("10m")]);
+            json!({"name": name, "preset": preset, "timeout": "30s", "retries": rng.u8(0..2), "repeatEvery": again})
+        };
+        let mut gates = vec![gate("version", "driver-version")];
+        let (ecc, mut joint) = (gate("ecc", "ecc-errors"), gate("joint", "driver-version"));
+        joint["runs"] = json!("Stage");
+        gates.extend(Some(ecc).filter(|_| rng.bool()));
+        gates.extend(Some(joint).filter(|_| staged && rng.bool()));
+        self.rollout["gates"] = json!(gates);
+    }
+
+    /// Only versions that are in the matrix may start. The one that comes second is often not.
+    fn list(&mut self, seed: u64) {
+        let more = [AGAIN].into_iter().filter(|_| draw(seed, "which are listed").bool());
+        self.matrix = Some([FROM, TO].into_iter().chain(more).collect());
+        self.rollout["matrix"] = json!({"enforce": true});
     }
 
     /// Hours that come and go, from the beginning or a little later; sometimes a day that ends an hour after it.

@@ -9,7 +9,7 @@
 //!             │           a storm (weather.rs: the way to the API, trouble.rs: everybody else), then a calm
 //!             ▼
 //!          record.rs    every change ─▶ world.rs: the facts ─▶ promises.rs: safety, at every change
-//!             │                         moves.rs: the policy └▶ settled.rs: liveness, in the calm (people.rs attend it)
+//!             │    moves.rs: the policy, proofs.rs: gates └▶ settled.rs: liveness, in the calm (people.rs attend it)
 //!             ▼
 //!          Run          (many.rs: on all cores, shrink.rs: made smaller) the first broken promise, a hash of everything that happened, what was covered
 //! ```
@@ -25,6 +25,7 @@ mod many;
 mod moves;
 mod people;
 mod promises;
+mod proofs;
 mod record;
 mod run;
 mod settled;

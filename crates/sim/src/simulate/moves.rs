@@ -29,6 +29,19 @@ pub struct Moves {
     pub spread: Option<(String, Amount)>,
     /// A stage that fails only stops the rollout.
     pub pauses: bool,
+    /// What has to prove a driver.
+    pub gates: Vec<Gate>,
+    /// Only versions that the matrix lists may start.
+    pub only_listed: bool,
+}
+
+/// A gate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gate {
+    /// Its name.
+    pub name: String,
+    /// It is asked when all nodes of a stage are done, and not on each of them.
+    pub at_stage_ends: bool,
 }
 
 /// A part of the fleet.
@@ -73,6 +86,8 @@ impl Moves {
             atom: topology["atom"].as_str().map(str::to_owned),
             spread: spread["label"].as_str().map(str::to_owned).zip(amount(&spread["max"])),
             pauses: rollout["onFailure"] == "Pause",
+            gates: list(&rollout["gates"]).map(gate).collect(),
+            only_listed: rollout["matrix"]["enforce"] == true,
         }
     }
 
@@ -151,6 +166,11 @@ impl Stage {
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
+}
+
+fn gate(spec: &Value) -> Gate {
+    let name = spec["name"].as_str().unwrap_or_default().to_owned();
+    Gate { name, at_stage_ends: spec["runs"] == "Stage" }
 }
 
 fn amount(value: &Value) -> Option<Amount> {

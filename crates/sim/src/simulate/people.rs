@@ -1,14 +1,17 @@
-//! People who look after rollouts: they promote stages, and some of them have second thoughts about a version.
+//! People who look after rollouts: they promote stages, keep the version matrix, and some of them have second thoughts
+//! about a version.
 
-use kube::api::{ListParams, Patch, PatchParams};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use pitcrew_core::api::{Rollout, RolloutPhase, StagePhase};
-use pitcrew_core::contract::State;
+use pitcrew_core::contract::{MATRIX_CONFIG_MAP, MATRIX_KEY, State};
 use serde_json::{Value, json};
 
 use super::case::{TO, draw};
 use super::fault::Fault;
 use super::trouble::{Hands, ignore_missing};
+use crate::actors::NAMESPACE;
 
 /// What they did in the calm; each only once.
 #[derive(Debug, Default)]
@@ -110,6 +113,42 @@ impl Hands<'_> {
         }
     }
 
+    fn matrices(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.cluster.admin.clone(), NAMESPACE)
+    }
+
+    /// Somebody takes the version out of the matrix, breaks the file, or loses it.
+    pub(super) async fn strike_off(&self, whom: u32) -> kube::Result<()> {
+        let Some(listed) = self.case.manner.as_ref().and_then(|manner| manner.matrix.as_ref()) else {
+            return Ok(());
+        };
+        let left: Vec<&str> = listed.iter().copied().filter(|version| *version != TO).collect();
+        let file = match whom % 3 {
+            0 => matrix(&left),
+            1 => "versions: [".to_owned(),
+            _ => {
+                return ignore_missing(
+                    self.matrices().delete(MATRIX_CONFIG_MAP, &DeleteParams::default()).await,
+                );
+            }
+        };
+        let patch = Patch::Merge(json!({"data": {MATRIX_KEY: file}}));
+        ignore_missing(self.matrices().patch(MATRIX_CONFIG_MAP, &PatchParams::default(), &patch).await)
+    }
+
+    /// The matrix lists what it should.
+    pub(super) async fn list_all(&self) -> kube::Result<()> {
+        let Some(listed) = self.case.manner.as_ref().and_then(|manner| manner.matrix.as_ref()) else {
+            return Ok(());
+        };
+        let data = json!({MATRIX_KEY: matrix(listed)});
+        let made = json!({"metadata": {"name": MATRIX_CONFIG_MAP}, "data": data});
+        let made = serde_json::from_value(made).map_err(kube::Error::SerdeError)?;
+        ignore_missing(self.matrices().create(&PostParams::default(), &made).await)?;
+        let patch = Patch::Merge(json!({ "data": data }));
+        ignore_missing(self.matrices().patch(MATRIX_CONFIG_MAP, &PatchParams::default(), &patch).await)
+    }
+
     /// Somebody wants it all the same; or a person clears it first.
     pub(super) async fn want_again(&self, whom: u32) -> kube::Result<()> {
         match whom % 4 {
@@ -132,4 +171,13 @@ const AT: &str = "2026-01-01T00:00:00Z";
 
 fn word(why: &str) -> Value {
     json!({"by": "mei", "at": AT, "why": why})
+}
+
+/// The file, with an entry for each driver.
+fn matrix(drivers: &[&str]) -> String {
+    let entries = drivers.iter().enumerate().map(|(place, driver)| {
+        let name = ["current", "canary", "next"][place.min(2)];
+        format!("  {name}:\n    driver: \"{driver}\"\n")
+    });
+    format!("versions:\n{}", entries.collect::<String>())
 }

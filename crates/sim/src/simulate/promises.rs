@@ -33,6 +33,8 @@ pub enum Promise {
     WholeAtoms,
     /// S6.
     NoLeakedHold,
+    /// S7.
+    GatesPassed,
     /// S8.
     BudgetsHold,
     /// S9.
@@ -53,6 +55,8 @@ pub enum Promise {
     InOpenStages,
     /// S17.
     NotTakenBack,
+    /// S18.
+    OnlyListed,
     /// L1, L2 and L4.
     ComesToAnEnd,
     /// L3.
@@ -77,6 +81,7 @@ impl Promise {
             Promise::NobodyOnTheDevice => "S4",
             Promise::WholeAtoms => "S5",
             Promise::NoLeakedHold => "S6",
+            Promise::GatesPassed => "S7",
             Promise::BudgetsHold => "S8",
             Promise::StandsStill => "S9",
             Promise::OnlyPlannedNodes => "S10",
@@ -87,6 +92,7 @@ impl Promise {
             Promise::InWindows => "S15",
             Promise::InOpenStages => "S16",
             Promise::NotTakenBack => "S17",
+            Promise::OnlyListed => "S18",
             Promise::ComesToAnEnd => "L1",
             Promise::ComesToRest => "L3",
             Promise::SaysWhy => "L5",
@@ -107,6 +113,9 @@ impl fmt::Display for Promise {
             Promise::NobodyOnTheDevice => "a driver restarts only when nobody uses the device",
             Promise::WholeAtoms => "an atom starts whole or not at all",
             Promise::NoLeakedHold => "health systems are kept off a node only with a record of it",
+            Promise::GatesPassed => {
+                "a node is given back, and a stage is over, only when its gates have passed"
+            }
             Promise::BudgetsHold => "budgets are bypassed only where the policy says so",
             Promise::StandsStill => "a pause and an abort are obeyed at once",
             Promise::OnlyPlannedNodes => "nodes outside of the plan are not touched",
@@ -119,6 +128,7 @@ impl fmt::Display for Promise {
                 "nothing starts before its stage is open, and a stage passes only when it is done"
             }
             Promise::NotTakenBack => "nothing starts towards a version that was taken back",
+            Promise::OnlyListed => "nothing starts towards a version that an enforced matrix does not list",
             Promise::ComesToAnEnd => "every node comes to an end once faults stop",
             Promise::ComesToRest => "then nothing is written any more",
             Promise::SaysWhy => "a node that stands still has a reason",
@@ -144,7 +154,7 @@ pub enum Step<'a> {
 type Check = fn(&World, &Change<'_>, &Step<'_>) -> Option<String>;
 
 /// All of them.
-pub const SAFETY: [(Promise, Check); 18] = [
+pub const SAFETY: [(Promise, Check); 20] = [
     (Promise::OnlyOwnNodes, only_own_nodes),
     (Promise::OnlyOwnCordon, only_own_cordon),
     (Promise::OnlyProven, only_proven),
@@ -154,6 +164,7 @@ pub const SAFETY: [(Promise, Check); 18] = [
     (Promise::NobodyOnTheDevice, nobody_on_the_device),
     (Promise::WholeAtoms, rollouts::whole_atoms),
     (Promise::NoLeakedHold, no_leaked_hold),
+    (Promise::GatesPassed, rollouts::gates_passed),
     (Promise::BudgetsHold, budgets_hold),
     (Promise::StandsStill, stands_still),
     (Promise::OnlyPlannedNodes, only_planned_nodes),
@@ -163,6 +174,7 @@ pub const SAFETY: [(Promise, Check); 18] = [
     (Promise::InWindows, rollouts::in_windows),
     (Promise::InOpenStages, rollouts::in_open_stages),
     (Promise::NotTakenBack, rollouts::not_taken_back),
+    (Promise::OnlyListed, rollouts::only_listed),
 ];
 
 /// Takes up a change. `then` gets what it changed, and the promise that it breaks; it is not called for what no promise

@@ -38,8 +38,10 @@ const CLOCKS_OFF: SignedDuration = SignedDuration::from_secs(300);
 const AFTER_DELAYED_NEWS: Duration = Duration::from_mins(1);
 /// How often it is looked whether all nodes have come to an end.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// A rollout says how it ended after this long at most.
+/// A rollout says how it ended after this long at most …
 const LAST_WORDS: Duration = Duration::from_secs(20);
+/// … and what runs otherwise than listed is told once a minute (seed 2387).
+const LAST_WORDS_OF_A_MATRIX: Duration = Duration::from_secs(75);
 /// Then nothing may be written for so long.
 const REST: Duration = Duration::from_secs(70);
 
@@ -207,6 +209,7 @@ enum Cue {
 impl Play<'_> {
     async fn storm_and_calm(&mut self) -> Result<(), RunError> {
         let weather = Weather::new(self.case, self.api.clone(), self.record.clone());
+        self.hands(&weather).list_all().await?;
         self.controllers.start_all();
         weather.blow();
         self.storm(&weather).await?;
@@ -273,7 +276,8 @@ impl Play<'_> {
             ended?;
             let (settled_at, down) = (self.api.now(), self.record.book().world.drivers_down());
             self.note("every node has come to an end");
-            sleep(LAST_WORDS).await;
+            let listed = self.case.manner.as_ref().is_some_and(|manner| manner.matrix.is_some());
+            sleep(if listed { LAST_WORDS_OF_A_MATRIX } else { LAST_WORDS }).await;
             let before = our_writes(&self.api);
             sleep(REST).await;
             // A driver that comes up after all is news, and brings its node further.
@@ -301,10 +305,10 @@ impl Play<'_> {
     /// Something was written since then, although nothing happened.
     fn break_unrest(&self, before: &Writes) {
         let mut writes = our_writes(&self.api);
-        // A bake that cannot end is looked at for as long as it takes, and that is told.
+        // A bake that cannot end is looked at for as long as it takes, gates are asked again, and that is told.
         let bakes = self.record.book().world.newest().is_some_and(Rollout::bakes);
-        writes
-            .retain(|what, count| before.get(what) != Some(count) && !(bakes && what.1 == "rollouts/status"));
+        let of_a_bake = |what: &str| bakes && matches!(what, "rollouts/status" | "jobs");
+        writes.retain(|what, count| before.get(what) != Some(count) && !of_a_bake(&what.1));
         if !writes.is_empty() {
             let writes: Vec<String> =
                 writes.into_iter().map(|((verb, what), _)| format!("{verb} {what}")).collect();

@@ -18,6 +18,10 @@ const VISIT_MAX: Duration = Duration::from_mins(12);
 const VISIT_MAX_BY_DEFAULT: Duration = Duration::from_hours(1);
 /// A node that tries again no sooner than this stands still for now.
 const NEXT_TRY_MIN: SignedDuration = SignedDuration::from_mins(3);
+/// So much more with gates: each of the cases' has half a minute, and is asked again if it cannot judge.
+const GATES_MAX: Duration = Duration::from_mins(10);
+/// A gate at the end of a stage that could not judge is asked again within the hour.
+const ASKED_AGAIN: Duration = Duration::from_hours(2);
 /// A new leader, back-offs, and what was under way.
 const BEFORE_THE_FIRST: Duration = Duration::from_mins(5);
 
@@ -37,9 +41,14 @@ pub(super) struct Unsettled {
 pub(super) fn bound(case: &Case, nodes: usize) -> Duration {
     let visit = if case.policy.is_some() { VISIT_MAX } else { VISIT_MAX_BY_DEFAULT };
     let visits = u32::try_from(nodes).unwrap_or(u32::MAX);
-    let once = BEFORE_THE_FIRST + visit.saturating_mul(visits);
-    let Some(policy) = case.policy.as_ref().filter(|_| case.manner.is_some()) else { return once };
-    let moves = Moves::read(policy);
+    let moves = case.policy.as_ref().map(Moves::read).unwrap_or_default();
+    let gates = if moves.gates.is_empty() { Duration::ZERO } else { GATES_MAX };
+    let once = BEFORE_THE_FIRST + (visit + gates).saturating_mul(visits);
+    if case.manner.is_none() {
+        return once;
+    }
+    let again = if moves.gates.iter().any(|gate| gate.at_stage_ends) { ASKED_AGAIN } else { Duration::ZERO };
+    let once = once + again * u32::try_from(moves.stages.len()).unwrap_or(u32::MAX);
     let bakes: i64 = moves.stages.iter().map(|stage| stage.bake).sum();
     // Time in which a node cannot be judged does not count: that lasts no longer than its visit.
     let bakes = Duration::from_secs(u64::try_from(bakes).unwrap_or_default()) * 2;
@@ -59,9 +68,12 @@ pub(super) fn unsettled(book: &Book, aborted: bool, now: Timestamp) -> Option<Un
 /// A rollout that will go on by itself, or should.
 fn unsettled_rollout(book: &Book, newest: &Rollout) -> Option<Unsettled> {
     let says = |promise, what: String| Some(Unsettled { promise, node: None, what });
+    // Also one that is not the newest: its version is set again while nodes are on their way back (seed 2523).
+    if book.world.rollouts.values().any(|rollout| rollout.phase == "RollingBack") {
+        return says(Promise::GoesBack, "a version is still being put back".to_owned());
+    }
     let is_back = newest.back_since.is_some() && !newest.cleared && !newest.needs_a_person;
     match newest.phase.as_str() {
-        "RollingBack" => says(Promise::GoesBack, "the version is still being put back".to_owned()),
         _ if is_back && newest.version == book.world.target && newest.phase != "RolledBack" => {
             says(Promise::GoesBack, format!("{} was taken back, and is still asked for", newest.version))
         }
@@ -69,6 +81,9 @@ fn unsettled_rollout(book: &Book, newest: &Rollout) -> Option<Unsettled> {
         // An abort stops starts, and no bake.
         _ if newest.bakes() && !newest.stages.keys().any(|stage| bakes_for_ever(book, newest, stage)) => {
             says(Promise::ComesToAnEnd, "a stage is still watched at work".to_owned())
+        }
+        _ if newest.aborted_since.is_none() && newest.proves().any(|stage| !proves_for_ever(book, stage)) => {
+            says(Promise::ComesToAnEnd, "gates at the end of a stage are still asked".to_owned())
         }
         _ => None,
     }
@@ -128,6 +143,7 @@ fn waits_for_good(
             newest.bad_since().is_some() && (book.world.moves.pauses || newest.needs_a_person)
         }),
         Reason::Condemned { .. } => is_condemned(book),
+        Reason::NotInMatrix { .. } => !book.world.proofs.lists(&book.world.target, now, SignedDuration::ZERO),
         Reason::Aborted { .. } => aborted,
         Reason::TooManyFailed { limit, .. } => out_for_good(book, name) > *limit,
         // Given back, it tries again much later.
@@ -150,6 +166,7 @@ fn stands(book: &Book, stage: &str) -> bool {
     let mut nodes = nodes_of(book, stage).peekable();
     match phase {
         "Baking" => bakes_for_ever(book, newest, stage),
+        "Proving" => proves_for_ever(book, stage),
         "Moving" if nodes.peek().is_none() => true,
         "Moving" => nodes.any(|(_, node)| matches!(node.state(), State::UpgradeRequired | State::Unknown)),
         _ => false,
@@ -165,6 +182,14 @@ fn bakes_for_ever(book: &Book, rollout: &Rollout, stage: &str) -> bool {
     };
     let empty = nodes_of(book, stage).next().is_none();
     says.is_some_and(|says| says.message.is_some()) && (empty || !nodes_of(book, stage).all(in_service))
+}
+
+/// Nobody is in service on whom a gate could be asked.
+fn proves_for_ever(book: &Book, stage: &str) -> bool {
+    let asked = |(_, node): (&str, &Node)| {
+        node.state() == State::UpgradeDone && node.ready && !node.cordoned && !node.skipped
+    };
+    !nodes_of(book, stage).any(asked)
 }
 
 fn nodes_of<'a>(book: &'a Book, stage: &str) -> impl Iterator<Item = (&'a str, &'a Node)> {

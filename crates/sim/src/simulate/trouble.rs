@@ -20,8 +20,8 @@ use super::controllers::Controllers;
 use super::fault::Fault;
 use super::weather::Weather;
 use crate::actors::{
-    ClientFault, DRIVER_COMPONENT, DriverFault, Fault as Broken, GPU, NAMESPACE, Nodes, OPERANDS,
-    quarantined_by_us, released,
+    ClientFault, DRIVER_COMPONENT, DriverFault, Fault as Broken, GPU, GateOutcome, GateRule, NAMESPACE,
+    Nodes, OPERANDS, quarantined_by_us, released,
 };
 use crate::cluster::Cluster;
 use crate::fleet::Fleet;
@@ -73,7 +73,8 @@ fn often(fault: Fault, fleet: &Fleet, rng: &mut Rng) -> usize {
         | Fault::SlowCall
         | Fault::OneInSix
         | Fault::BadVersion
-        | Fault::Spoil => 0,
+        | Fault::Spoil
+        | Fault::GateNo => 0,
         Fault::LabelWipe
         | Fault::Retarget
         | Fault::Abort
@@ -119,6 +120,7 @@ impl Hands<'_> {
             | Fault::Flap
             | Fault::Unproven
             | Fault::ClientStuck
+            | Fault::GateBlind
             | Fault::CrashLoop
             | Fault::ImageMissing
             | Fault::Hang => self.break_machine(fault, whom).await?,
@@ -140,6 +142,7 @@ impl Hands<'_> {
             }
             Fault::LabelWipe => self.wipe().await?,
             Fault::TakeBack => self.take_back().await?,
+            Fault::StruckOff => self.strike_off(whom).await?,
             Fault::Conflict
             | Fault::Throttle
             | Fault::ServerError
@@ -148,7 +151,8 @@ impl Hands<'_> {
             | Fault::SlowCall
             | Fault::OneInSix
             | Fault::BadVersion
-            | Fault::Spoil => {}
+            | Fault::Spoil
+            | Fault::GateNo => {}
         }
         Ok(())
     }
@@ -172,6 +176,8 @@ impl Hands<'_> {
             }
             Fault::Unproven => self.behave(|behaviour| behaviour.unproven.clear()),
             Fault::ClientStuck => self.behave(|behaviour| behaviour.clients.clear()),
+            Fault::GateBlind => self.behave(|behaviour| behaviour.gates.retain(is_no)),
+            Fault::StruckOff => self.list_all().await?,
             Fault::CrashLoop | Fault::ImageMissing | Fault::Hang => self.behave(|behaviour| {
                 behaviour.drivers.retain(is_for_good);
             }),
@@ -198,7 +204,9 @@ impl Hands<'_> {
             behaviour.unproven.clear();
             behaviour.clients.clear();
             behaviour.drivers.retain(is_for_good);
+            behaviour.gates.retain(is_no);
         });
+        self.list_all().await?;
         self.free_pods().await?;
         self.remove_latecomers().await?;
         self.set_budgets(None).await?;
@@ -245,6 +253,10 @@ impl Hands<'_> {
             Fault::CrashLoop => behaviour.drivers.push(broken(Broken::CrashLoop)),
             Fault::ImageMissing => behaviour.drivers.push(broken(Broken::ImageMissing)),
             Fault::Hang => behaviour.drivers.push(broken(Broken::Hang)),
+            Fault::GateBlind => {
+                let (nodes, outcome) = (named(), GateOutcome::ImageMissing);
+                behaviour.gates.push(GateRule { gate: None, nodes, version: None, outcome });
+            }
             _ => {
                 let operand = &OPERANDS[whom as usize % OPERANDS.len()];
                 let client = operand.app.to_owned();
@@ -458,6 +470,11 @@ fn is_for_good(rule: &DriverFault) -> bool {
     matches!(rule.nodes, Nodes::OneIn(_) | Nodes::All)
 }
 
+/// Nobody mends what a gate found either.
+fn is_no(rule: &GateRule) -> bool {
+    matches!(rule.outcome, GateOutcome::Fails { .. })
+}
+
 pub(super) fn keys() -> Keys {
     Keys::new(&"gpu".into(), DEFAULT_LABEL_DOMAIN)
 }
@@ -484,7 +501,7 @@ fn chosen<T>(all: &[T], whom: u32) -> Option<&T> {
     all.get((whom as usize).checked_rem(all.len())?)
 }
 
-fn params() -> PatchParams {
+pub(super) fn params() -> PatchParams {
     PatchParams::default()
 }
 

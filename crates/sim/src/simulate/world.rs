@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 use pitcrew_core::api::Refresh;
 use pitcrew_core::contract::{
-    CANARY_LABEL, HEALTH_HOLD_ANNOTATION, KEEP_CORDONED_LABEL, LAST_VISIT_ANNOTATION, SCALE_DOWN_HOLDS,
-    State, VISIT_ANNOTATION, nvsentinel,
+    CANARY_LABEL, HEALTH_HOLD_ANNOTATION, KEEP_CORDONED_LABEL, LAST_VISIT_ANNOTATION, MATRIX_CONFIG_MAP,
+    SCALE_DOWN_HOLDS, State, VISIT_ANNOTATION, nvsentinel,
 };
 use pitcrew_core::policy::Amount;
 use pitcrew_core::version::DriverVersion;
@@ -17,6 +17,7 @@ use pitcrew_core::visit::Visit;
 use serde_json::Value;
 
 use super::moves::Moves;
+use super::proofs::Proofs;
 use crate::actors::{DEPLOY_DRIVER, DRIVER_COMPONENT, GPU, NAMESPACE, VALIDATOR_APP};
 
 const STATE_LABEL: &str = "nvidia.com/gpu-driver-upgrade-state";
@@ -416,6 +417,13 @@ impl Rollout {
         !over && self.stages.values().any(|stage| stage.phase == "Baking")
     }
 
+    /// Stages at whose ends gates are asked, as long as nothing else has taken its place.
+    pub fn proves(&self) -> impl Iterator<Item = &str> {
+        let over = matches!(self.phase.as_str(), "Superseded" | "RolledBack" | "RollingBack" | "Halted");
+        let proves = self.stages.iter().filter(move |(_, stage)| !over && stage.phase == "Proving");
+        proves.map(|(name, _)| name.as_str())
+    }
+
     /// It went wrong and was cleared: what it was for begins anew.
     fn is_spent(&self) -> bool {
         self.cleared && (self.back_since.is_some() || self.bad_since().is_some())
@@ -501,6 +509,8 @@ pub struct World {
     pub rollouts: BTreeMap<u32, Rollout>,
     /// How the policy wants a version to reach the fleet.
     pub moves: Moves,
+    /// What gates have said, and what the matrix lists.
+    pub proofs: Proofs,
     /// The stage of each node, by what was known since then.
     assigned: Vec<(Timestamp, BTreeMap<String, usize>)>,
     /// What nodes were like lately.
@@ -582,6 +592,10 @@ impl World {
                 let number = number_of(change.name);
                 let rollout = Rollout::read(object, self.rollouts.get(&number), change.at);
                 self.rollouts.insert(number, rollout);
+            }
+            ("jobs.batch", Some(object)) => self.proofs.note_job(change.name, object),
+            ("configmaps", object) if change.name == MATRIX_CONFIG_MAP => {
+                self.proofs.note_matrix(change.at, object);
             }
             ("configmaps", Some(object)) if change.name == nvsentinel::BREAKER => {
                 self.breaker_tripped = object["data"]["status"] == nvsentinel::TRIPPED;

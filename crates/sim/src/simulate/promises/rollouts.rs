@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use pitcrew_core::contract::State;
 
-use super::super::world::{By, Change, Node, Rollout, Seen, World, before};
+use super::super::world::{By, Change, Node, Role, Rollout, Seen, World, before};
 use super::{Step, has_driver, is_new, out_and_moving, we_write};
 
 /// What one pass sends arrives in any order: each call has 5 s, and waits for its turn.
@@ -86,7 +86,9 @@ fn passes_when_done(
             return None;
         }
         let watched = new.stages[name].watched(change.at);
-        if !skips && watched < world.least_bake(stage.bake) - ROUNDED {
+        // It is watched from the decision on; that is seen when it is written, where calls are slow much later (seed 3392).
+        let unseen = ROUNDED + world.lag_of_looks.as_secs();
+        if !skips && watched < world.least_bake(stage.bake) - unseen {
             return Some(format!("stage {name} was watched for {watched} s and not for {} s", stage.bake));
         }
         unfinished(world, change, place, new).map(|what| format!("stage {name} was over, and {what}"))
@@ -114,6 +116,67 @@ fn unfinished(world: &World, change: &Change<'_>, stage: usize, rollout: &Rollou
     }
     let skips = rollout.skip_bake.contains(&rules.name);
     (!skips && failed > rules.may_fail.of(total)).then(|| format!("{failed} of its {total} nodes failed"))
+}
+
+/// S7: a node is given back, and a stage is over, only when its gates have passed.
+pub(super) fn gates_passed(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    if let Step::Rollout(name, old, Some(new)) = step {
+        return stage_is_proven(world, change, name, *old, new);
+    }
+    let (name, node, after) = we_write(change, step)?;
+    let given_back = node.visit.is_some() && after.visit.is_none() && after.state() == State::UpgradeDone;
+    let drivers = world.pods_on(name).map(|(_, pod)| pod);
+    let since =
+        drivers.filter(|pod| pod.role == Role::Driver && !pod.deleting).find_map(|pod| pod.bound_since);
+    // One that was replaced a moment ago may not be known yet.
+    let since = since.filter(|since| given_back && *since < before(change.at, world.lag))?;
+    let mut gates = world.moves.gates.iter().filter(|gate| !gate.at_stage_ends);
+    let missing = gates.find(|gate| !world.proofs.node_passed(&gate.name, name, since))?;
+    Some(format!("it was given back, and gate {} has not passed", missing.name))
+}
+
+fn stage_is_proven(
+    world: &World,
+    change: &Change<'_>,
+    rollout: &str,
+    old: Option<&Rollout>,
+    new: &Rollout,
+) -> Option<String> {
+    let proven = |rollout: &Rollout, stage: &str| {
+        let phase = rollout.stages.get(stage).map(|stage| stage.phase.as_str());
+        matches!(phase, Some("Baking" | "AwaitingApproval" | "Passed"))
+    };
+    let gates = || world.moves.gates.iter().filter(|gate| gate.at_stage_ends);
+    world.moves.stages.iter().enumerate().find_map(|(place, stage)| {
+        let name = stage.name.as_str();
+        let begins = proven(new, name) && !old.is_some_and(|old| proven(old, name));
+        if !begins || new.skip_bake.contains(name) || !has_nodes(world, change, place) {
+            return None;
+        }
+        let missing = gates().find(|gate| !world.proofs.stage_passed(&gate.name, rollout, name))?;
+        Some(format!("stage {name} went on, and gate {} has not passed", missing.name))
+    })
+}
+
+/// Somebody is in a stage for sure, and has been for a while: without nodes there is nothing to prove.
+fn has_nodes(world: &World, change: &Change<'_>, stage: usize) -> bool {
+    let is_in = |name: &str| world.stages_at(name, change.at).all(|of| of == stage);
+    let stays = |name: &str| world.always(name, change.at, |seen| !seen.skipped);
+    let mut nodes = world.nodes.iter().filter(|(name, node)| node.member && is_in(name) && stays(name));
+    nodes.any(|(_, node)| !is_new(world, change, Some(node)))
+}
+
+/// S18: nothing starts towards a version that an enforced matrix does not list.
+pub(super) fn only_listed(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (name, _) = we_start(change, step)?;
+    if !world.moves.only_listed || !has_driver(world, change, name) {
+        return None;
+    }
+    let lag = world.lag.max(CALLS);
+    let fine = |version: &str| world.goes_back_to(version) || world.proofs.lists(version, change.at, lag);
+    let mut versions = world.wanted_at(change.at).peekable();
+    versions.peek()?;
+    (!versions.any(fine)).then(|| "it started towards a version that the matrix does not list".to_owned())
 }
 
 pub(super) fn in_windows(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
