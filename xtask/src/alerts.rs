@@ -1,10 +1,11 @@
-//! The alert rules, tested with promtool: the machine's own, or Debian's package unpacked into the cache.
+//! The alert rules, tested with promtool: the machine's own, or Debian's package unpacked into the cache. Its server is what
+//! tests ask that need a real Prometheus.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
-use pitcrew_sim::plane::cache_dir;
+use pitcrew_sim::plane::{cache_dir, prometheus_dir};
 
 use crate::cargo::workspace;
 
@@ -24,7 +25,9 @@ pub(crate) fn report() -> Result<()> {
 pub(crate) fn check() -> Result<Option<String>> {
     let Some(promtool) = ensure()? else {
         return Ok(Some(
-            "alerts left out: there is no promtool, and Debian's package cannot be had".to_owned(),
+            "alerts, and the test against a real Prometheus, left out: there is no promtool, and Debian's package \
+             cannot be had"
+                .to_owned(),
         ));
     };
     run(&promtool, &["check", "rules", RULES])?;
@@ -48,7 +51,7 @@ fn ensure() -> Result<Option<PathBuf>> {
         return Ok(Some(installed));
     }
     let root = cache_dir().join("tools/prometheus");
-    let unpacked = root.join("usr/bin/promtool");
+    let unpacked = prometheus_dir().join("promtool");
     if !works(&unpacked) {
         println!("Unpacking Debian's package prometheus into {}, once.", root.display());
         unpack(&root)?;

@@ -4,10 +4,11 @@
 //! sentence before anything is written to the cluster.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use pitcrew_controller::{Clock, Config, Controller, Feature, preflight, serve};
+use pitcrew_controller::{Clock, Config, Controller, Feature, preflight, prometheus, serve};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
@@ -33,6 +34,10 @@ pub(crate) struct Args {
     /// Switch a feature off: nvsentinel, clients or network-operator. What only it needs is not asked for
     #[arg(long, value_name = "FEATURE")]
     disable: Vec<Feature>,
+    /// A directory with credentials for the Prometheus that policies name: `token`, sent over HTTPS only, and `ca.crt`;
+    /// either may be missing
+    #[arg(long, value_name = "DIR")]
+    prometheus_credentials: Option<PathBuf>,
 }
 
 /// Runs the controller until SIGTERM or ctrl-c.
@@ -61,7 +66,8 @@ async fn control(args: &Args) -> anyhow::Result<()> {
     info!(%server, namespace, identity, listen = %args.listen, "pitcrew {} starts", env!("CARGO_PKG_VERSION"));
     let own_node = args.node_name.as_deref().filter(|name| !name.is_empty()).map(Into::into);
     let config = Config { namespace, identity, own_node, clock: Clock::System, disabled };
-    let controller = Controller::new(client, config);
+    let asks = prometheus::over_http(args.prometheus_credentials.clone());
+    let controller = Controller::new(client, config).asks(asks);
     let http = tokio::spawn(serve::serve(listener, controller.metrics(), controller.ready()));
     controller.run(stop).await?;
     http.abort();

@@ -19,12 +19,14 @@ use pitcrew_core::contract::{
 use pitcrew_core::names::{NodeName, ObjectName, ResourceVersion, RevisionHash, Uid};
 use pitcrew_core::plan::uses_device;
 use pitcrew_core::policy::Source;
+use pitcrew_core::prometheus::{Question, Values};
 use pitcrew_core::snapshot::Pod;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use crate::metrics::Metrics;
+use crate::prometheus::{ANSWER_SECONDS, Asks};
 use crate::setback::CallError;
 use crate::{view, wire};
 
@@ -34,6 +36,8 @@ const CALL_SECONDS: u64 = 5;
 const WRITES_IN_FLIGHT_MAX: usize = 32;
 /// Evictions wait for etcd and for budgets; they must not keep the patches waiting.
 const EVICTIONS_IN_FLIGHT_MAX: usize = 16;
+/// A Prometheus has other things to do, and an answer may take seconds.
+const QUESTIONS_IN_FLIGHT_MAX: usize = 4;
 
 /// What a call brought.
 #[expect(clippy::large_enum_variant, reason = "an answer is taken up at once, never kept")]
@@ -49,6 +53,8 @@ pub(crate) enum Answer {
     RolloutStatus(Rollout),
     Policy(DriverPolicy),
     Job(Box<Job>),
+    /// What Prometheus said.
+    Said(Result<Values, String>),
     Nothing,
 }
 
@@ -57,19 +63,26 @@ pub(crate) struct Executor {
     client: Client,
     writes: Semaphore,
     evictions: Semaphore,
+    questions: Semaphore,
+    asks: Asks,
     metrics: Metrics,
 }
 
 impl Executor {
-    pub(crate) fn new(client: Client, metrics: Metrics) -> Self {
-        let (writes, evictions) =
-            (Semaphore::new(WRITES_IN_FLIGHT_MAX), Semaphore::new(EVICTIONS_IN_FLIGHT_MAX));
-        Self { client, writes, evictions, metrics }
+    pub(crate) fn new(client: Client, asks: Asks, metrics: Metrics) -> Self {
+        let writes = Semaphore::new(WRITES_IN_FLIGHT_MAX);
+        let evictions = Semaphore::new(EVICTIONS_IN_FLIGHT_MAX);
+        let questions = Semaphore::new(QUESTIONS_IN_FLIGHT_MAX);
+        Self { client, writes, evictions, questions, asks, metrics }
     }
 
     /// Carries one action out.
     pub(crate) async fn carry_out(&self, action: &Action) -> Result<Answer, CallError> {
-        let seats = if matches!(action, Action::Evict(_)) { &self.evictions } else { &self.writes };
+        let seats = match action {
+            Action::Evict(_) => &self.evictions,
+            Action::Ask { .. } => &self.questions,
+            _ => &self.writes,
+        };
         // The semaphore is never closed; if it were, going on without a seat would still be right.
         let _seat = seats.acquire().await;
         match action {
@@ -103,6 +116,7 @@ impl Executor {
                 self.put_template_back(daemon_set, uid, *generation, revision).await
             }
             Action::CreateJob { name, body } => self.create_job(name, body).await,
+            Action::Ask { question, .. } => Ok(Answer::Said(self.ask(question).await)),
             Action::DeleteRollout { name, seen } => self.delete_rollout(name, *seen).await,
             Action::PolicyStatus { name, status } => self
                 .say::<DriverPolicy>(name, "driverpolicies/status", None, json!(status))
@@ -110,6 +124,12 @@ impl Executor {
                 .map(Answer::Policy),
             Action::Complain { .. } => Ok(Answer::Nothing),
         }
+    }
+
+    async fn ask(&self, question: &Question) -> Result<Values, String> {
+        let answer = (self.asks)(question.clone());
+        let late = || Err(format!("{} did not answer within {ANSWER_SECONDS} s", question.url));
+        tokio::time::timeout(Duration::from_secs(ANSWER_SECONDS), answer).await.unwrap_or_else(|_| late())
     }
 
     fn nodes(&self) -> Api<wire::Node> {

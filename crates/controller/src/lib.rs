@@ -14,6 +14,7 @@
 //! | `wire`, `view` | API objects as far as they are read, and how they become facts |
 //! | `store` | the Snapshot, kept current; read your own writes |
 //! | `execute` | one action, one call; what came of it |
+//! | [`prometheus`] | questions to a Prometheus, over HTTP |
 //! | `setback` | what a failed call means and when to try again |
 //! | `events` | Kubernetes Events, in order, out of the loop's way |
 //! | [`lease`] | leader election |
@@ -30,6 +31,7 @@ pub mod look;
 pub mod metrics;
 mod observe;
 pub mod preflight;
+pub mod prometheus;
 pub mod run;
 mod scope;
 pub mod serve;

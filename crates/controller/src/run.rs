@@ -29,6 +29,7 @@ use crate::execute::{Answer, Executor};
 use crate::lease::Elector;
 use crate::metrics::Metrics;
 use crate::observe::Watches;
+use crate::prometheus::{Asks, over_http};
 use crate::scope::{Feature, Kind as Watched, Scope};
 use crate::setback::{self, CallError};
 use crate::store::{Effect, Store};
@@ -76,6 +77,7 @@ pub struct Controller {
     metrics: Metrics,
     ready: watch::Sender<bool>,
     on_pass: Option<Pass>,
+    asks: Asks,
 }
 
 type InFlight = FuturesUnordered<BoxFuture<'static, (Action, Result<Answer, CallError>)>>;
@@ -83,13 +85,21 @@ type InFlight = FuturesUnordered<BoxFuture<'static, (Action, Result<Answer, Call
 impl Controller {
     /// A controller that speaks through `client`.
     pub fn new(client: Client, config: Config) -> Self {
-        Self { client, config, metrics: Metrics::new(), ready: watch::Sender::new(false), on_pass: None }
+        let (metrics, ready) = (Metrics::new(), watch::Sender::new(false));
+        Self { client, config, metrics, ready, on_pass: None, asks: over_http(None) }
     }
 
     /// Calls `on_pass` after each pass.
     #[must_use]
     pub fn on_pass(mut self, on_pass: Pass) -> Self {
         self.on_pass = Some(on_pass);
+        self
+    }
+
+    /// Asks a Prometheus in this way.
+    #[must_use]
+    pub fn asks(mut self, asks: Asks) -> Self {
+        self.asks = asks;
         self
     }
 
@@ -142,7 +152,7 @@ struct Loop {
 
 impl Loop {
     fn new(controller: Controller, events: Events, leads: watch::Receiver<bool>) -> Self {
-        let Controller { client, config, metrics, ready, on_pass } = controller;
+        let Controller { client, config, metrics, ready, on_pass, asks } = controller;
         let mut snapshot = Snapshot::new(config.clock.now(), &config.namespace);
         snapshot.own_node = config.own_node;
         snapshot.refreshes_clients = !config.disabled.contains(&Feature::Clients);
@@ -151,7 +161,7 @@ impl Loop {
             clock: config.clock,
             watches: Watches::start(client.clone(), &config.namespace, scope.required()),
             store: Store::new(snapshot, scope),
-            executor: Arc::new(Executor::new(client, metrics.clone())),
+            executor: Arc::new(Executor::new(client, asks, metrics.clone())),
             events,
             metrics,
             leads,
@@ -390,6 +400,7 @@ impl Loop {
             Answer::RolloutStatus(rollout) => self.store.answer_rollout(rollout, false, now),
             Answer::Policy(policy) => self.store.answer_driver_policy(policy),
             Answer::Job(job) => self.store.answer_gate_job(*job),
+            Answer::Said(said) => self.store.answer_question(action, said),
             Answer::NoNode | Answer::Nothing => {}
         }
         if let Action::PutBack(way) = action {

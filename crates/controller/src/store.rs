@@ -15,10 +15,12 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::Resource;
 use kube::core::DynamicObject;
 use kube::runtime::watcher::Event;
+use pitcrew_core::action::Action;
 use pitcrew_core::api::{DriverPolicy, Rollout};
 use pitcrew_core::gate::{GatePod, JobFacts};
 use pitcrew_core::names::{NodeName, ObjectName, ResourceVersion, Uid};
 use pitcrew_core::policy::Source;
+use pitcrew_core::prometheus::{Answer, Values};
 use pitcrew_core::snapshot::{GpuOperator, Node, Object, Pod, Snapshot};
 use tracing::warn;
 
@@ -28,6 +30,9 @@ use crate::{view, wire};
 
 /// How long a GPU Operator counts as live after its Lease was seen renewed, if the Lease does not say.
 const LEASE_SECONDS: i32 = 15;
+
+/// Longer than between two looks at a bake.
+const ANSWERS_KEPT: SignedDuration = SignedDuration::from_hours(1);
 
 /// The facts, and what is known about where they came from.
 pub(crate) struct Store {
@@ -451,6 +456,17 @@ impl Store {
         if self.is_known(Kind::DriverPolicy, &object) {
             self.apply(Kind::DriverPolicy, object, Self::put_driver_policy);
         }
+    }
+
+    /// What Prometheus said. What nobody has asked for a while, nobody will listen to any more.
+    pub(crate) fn answer_question(&mut self, action: &Action, said: Result<Values, String>) {
+        let Action::Ask { question, at } = action else { return };
+        if let Err(why) = &said {
+            warn!(url = question.url, query = question.query, "Prometheus has no value: {why}");
+        }
+        let oldest = at.saturating_sub(ANSWERS_KEPT).unwrap_or(Timestamp::MIN);
+        self.snapshot.answers.retain(|_, answer| answer.asked_at > oldest);
+        self.snapshot.answers.insert(question.clone(), Answer { asked_at: *at, said });
     }
 
     /// The UID of a policy object, for events about it.

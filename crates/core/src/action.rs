@@ -9,6 +9,7 @@ use crate::api::{DriverPolicyStatus, RolloutSpec, RolloutStatus};
 use crate::contract::State;
 use crate::names::{DriverName, NodeName, ObjectName, PoolName, ResourceVersion, RevisionHash, Uid};
 use crate::policy::{Devices, Source};
+use crate::prometheus::Question;
 use crate::snapshot::Object;
 
 /// One effect.
@@ -58,6 +59,13 @@ pub enum Action {
         /// The Job.
         body: Box<Value>,
     },
+    /// Ask a Prometheus. Whatever comes of it, a time-out included, is an answer.
+    Ask {
+        /// What.
+        question: Question,
+        /// The moment of the plan: the answer counts as of then.
+        at: Timestamp,
+    },
     /// Say what became of a policy.
     PolicyStatus {
         /// The DriverPolicy.
@@ -89,6 +97,7 @@ impl Action {
             | Action::DeleteRollout { name, .. } => Some(Object::Rollout(name.clone())),
             Action::PutBack(way) => Some(way.object()),
             Action::CreateJob { name, .. } => Some(Object::Job(name.clone())),
+            Action::Ask { question, .. } => Some(Object::Question(question.clone())),
             Action::PolicyStatus { name, .. } => Some(Object::DriverPolicy(name.clone())),
             Action::Complain { .. } => None,
         }

@@ -19,6 +19,7 @@
 //! | [`windows`] | when nodes may start, and how long a visit is expected to take |
 //! | [`health`] | keeping health systems off a node for a while |
 //! | [`clients`] | who keeps a handle on the driver, and whose is stale |
+//! | [`prometheus`] | questions to a Prometheus, and whether the answers keep their bounds |
 //! | [`gate`] | checks that run as Jobs: presets, the Job, the verdict |
 //! | [`mod@plan`] | the walk of a node, one file per step; the slot ledger |
 //! | [`reason`] | why a node is where it is |
@@ -36,6 +37,7 @@ pub mod matrix;
 pub mod names;
 pub mod plan;
 pub mod policy;
+pub mod prometheus;
 pub mod reason;
 pub mod selector;
 pub mod snapshot;

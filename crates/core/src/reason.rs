@@ -214,6 +214,8 @@ pub enum Reason {
         before: String,
         /// What that one is doing.
         phase: StagePhase,
+        /// What keeps it from going on beside time.
+        why: Option<String>,
     },
     /// A stage has failed, so nothing new starts.
     StageFailed {

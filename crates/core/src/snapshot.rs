@@ -19,6 +19,7 @@ use crate::gate::{GateJob, GatePod, JobFacts};
 use crate::matrix::{self, Release};
 use crate::names::{DriverName, NodeName, ObjectName, ResourceVersion, RevisionHash, Uid};
 use crate::policy::{ClusterPolicyFacts, Source};
+use crate::prometheus::{Answer, Question};
 use crate::selector::Labels;
 use crate::version::DriverVersion;
 
@@ -60,6 +61,8 @@ pub struct Snapshot {
     pub nvsentinel: Option<NvSentinel>,
     /// The version matrices in our ConfigMap; `None`: there is no such ConfigMap.
     pub matrices: Option<matrix::Files>,
+    /// What Prometheus said, as far as this process remembers: what is forgotten is asked again.
+    pub answers: BTreeMap<Question, Answer>,
     /// What was sent and has not been answered yet.
     pub in_flight: BTreeMap<Object, Pending>,
     /// What went wrong with an object, and when it may be tried again.
@@ -96,6 +99,7 @@ impl Snapshot {
             gpu_operator: GpuOperator::default(),
             nvsentinel: None,
             matrices: None,
+            answers: BTreeMap::new(),
             in_flight: BTreeMap::new(),
             setbacks: BTreeMap::new(),
             leaving: BTreeMap::new(),
@@ -329,6 +333,8 @@ pub enum Object {
     DaemonSet(ObjectName),
     /// The object that an operator renders the driver from.
     Source(Source),
+    /// Nothing is written: a question to a Prometheus.
+    Question(Question),
 }
 
 /// What was sent for an object.

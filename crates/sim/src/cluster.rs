@@ -106,7 +106,8 @@ impl Cluster {
 
     /// A controller for this cluster, not started yet.
     pub fn new_controller(&self, identity: &str) -> Controller {
-        controller(self.controller.clone(), self.clock.clone(), identity, None)
+        let controller = controller(self.controller.clone(), self.clock.clone(), identity, None);
+        controller.asks(self.actors.behaviour().prometheus())
     }
 
     /// Changes the driver version as a user would.

@@ -198,7 +198,7 @@ fn stages(pool: &PoolReport, pen: &Pen) -> String {
     text
 }
 
-/// `baking, 31 h 20 m of 48 h`.
+/// `baking, 31 h 20 m of 48 h, xid-errors 0`.
 pub(crate) fn baking(bake: Option<&BakeStatus>) -> String {
     let span = |seconds: i64| {
         let (hours, minutes) = (seconds / 3600, seconds % 3600 / 60);
@@ -211,8 +211,17 @@ pub(crate) fn baking(bake: Option<&BakeStatus>) -> String {
     };
     bake.map_or_else(
         || "baking".to_owned(),
-        |bake| format!("baking, {} of {}", span(bake.seconds), span(bake.needed_seconds)),
+        |bake| {
+            let asked = bake.queries.iter().filter_map(|query| Some((&query.name, query.value?)));
+            let said = asked.map(|(name, value)| format!(", {name} {}", rounded(value))).collect::<String>();
+            format!("baking, {} of {}{said}", span(bake.seconds), span(bake.needed_seconds))
+        },
     )
+}
+
+/// What comes after the fourth digit is nothing to read.
+fn rounded(value: f64) -> f64 {
+    if value.abs() < 1e9 { (value * 1e4).round() / 1e4 } else { value }
 }
 
 fn limits(limits: &Limits) -> String {

@@ -7,6 +7,8 @@ mod foreign;
 mod gates;
 #[expect(unreachable_pub, reason = "as above")]
 mod matrix;
+#[expect(unreachable_pub, reason = "as above")]
+mod queries;
 mod rollback;
 mod rollout;
 #[expect(unreachable_pub, reason = "as above")]
@@ -21,6 +23,7 @@ pub use driver_policy::*;
 pub use foreign::*;
 pub use gates::*;
 pub use matrix::*;
+pub use queries::*;
 pub use rollback::*;
 pub use rollout::*;
 pub use rollout_policy::*;

@@ -7,7 +7,9 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BlackoutSpec, GateSpec, MatrixSpec, OnFailure, TopologySpec, WindowSpec};
+use super::{
+    BlackoutSpec, GateSpec, MatrixSpec, OnFailure, PrometheusSpec, QuerySpec, TopologySpec, WindowSpec,
+};
 
 // Amounts in a list have no rules with sentences: the API server takes their texts for as long as a whole request, and
 // refuses the definition because of what checking 16 of them could cost.
@@ -19,7 +21,8 @@ const AT_LEAST_ONE_PERCENT: &str = "^(100|[1-9][0-9]?)%$";
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = ("self.stages.all(stage, self.stages.exists_one(other, other.name == stage.name))", "rollout.stages: each stage needs a name of its own"),
-    validation = ("self.gates.all(gate, self.gates.exists_one(other, other.name == gate.name))", "rollout.gates: each gate needs a name of its own")
+    validation = ("self.gates.all(gate, self.gates.exists_one(other, other.name == gate.name))", "rollout.gates: each gate needs a name of its own"),
+    validation = ("has(self.prometheus) || !self.stages.exists(stage, has(stage.bake) && has(stage.bake.queries) && size(stage.bake.queries) > 0)", "rollout.prometheus.url is missing: a bake with queries has to know which Prometheus to ask")
 )]
 pub struct RolloutPolicySpec {
     /// The parts of the pool, in their order. A node belongs to the first that matches; whoever matches none goes last,
@@ -56,6 +59,9 @@ pub struct RolloutPolicySpec {
     /// The version matrix that the pool is held against. Not set: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matrix: Option<MatrixSpec>,
+    /// The Prometheus that bakes ask. Not set: none, and no bake may have queries.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prometheus: Option<PrometheusSpec>,
 }
 
 impl Default for RolloutPolicySpec {
@@ -70,6 +76,7 @@ impl Default for RolloutPolicySpec {
             blackouts: Vec::new(),
             topology: TopologySpec::default(),
             matrix: None,
+            prometheus: None,
         }
     }
 }
@@ -121,6 +128,9 @@ pub struct StageSpec {
 /// How long the nodes of a stage are watched at work, and what must be seen in that time.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("!has(self.queries) || self.queries.all(query, self.queries.exists_one(other, other.name == query.name))", "bake.queries: each query needs a name of its own")
+)]
 pub struct BakeSpec {
     /// How long.
     #[serde(default = "default_bake")]
@@ -136,11 +146,22 @@ pub struct BakeSpec {
     /// Pods that started on its devices, without which the bake goes on.
     #[serde(default)]
     pub min_job_starts: u32,
+    /// What Prometheus is asked at every look. A value out of its bounds fails the stage; without an answer that time does
+    /// not count.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8))]
+    pub queries: Vec<QuerySpec>,
 }
 
 impl Default for BakeSpec {
     fn default() -> Self {
-        Self { duration: default_bake(), max_driver_restarts: 0, min_device_hours: 0, min_job_starts: 0 }
+        Self {
+            duration: default_bake(),
+            max_driver_restarts: 0,
+            min_device_hours: 0,
+            min_job_starts: 0,
+            queries: Vec::new(),
+        }
     }
 }
 

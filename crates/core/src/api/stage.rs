@@ -150,6 +150,23 @@ pub struct BakeStatus {
     /// Pods that started on the devices.
     #[serde(default)]
     pub job_starts: u32,
+    /// What Prometheus said at the last look.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub queries: Vec<QueryStatus>,
+}
+
+/// What a query said at the last look.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct QueryStatus {
+    /// Its name.
+    pub name: String,
+    /// Of its values the one that is nearest to its bound, or farthest beyond it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
+    /// Why there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
 }
 
 /// A person's word that the stage after this one may begin.

@@ -109,17 +109,22 @@ impl Bound {
         self.max_increase.is_some() || self.max_decrease.is_some()
     }
 
+    /// How a number is out of its range, whatever it was before.
+    pub(crate) fn missed_by(&self, is: f64) -> Option<Missed> {
+        let Self { field, min, max, .. } = self;
+        let field = || field.clone().into_owned();
+        let below = min.filter(|min| is < *min).map(|min| Missed::Below { field: field(), is, min });
+        below.or_else(|| max.filter(|max| is > *max).map(|max| Missed::Above { field: field(), is, max }))
+    }
+
     pub(super) fn judge(&self, before: Option<&Numbers>, after: &Numbers) -> Judged {
-        let Self { field, min, max, max_increase, max_decrease } = self;
+        let Self { field, max_increase, max_decrease, .. } = self;
         let name = || field.clone().into_owned();
         let Some(&is) = after.get(field.as_ref()) else {
             return Judged::Missed(Missed::NoNumber { field: name() });
         };
-        if let Some(min) = min.filter(|min| is < *min) {
-            return Judged::Missed(Missed::Below { field: name(), is, min });
-        }
-        if let Some(max) = max.filter(|max| is > *max) {
-            return Judged::Missed(Missed::Above { field: name(), is, max });
+        if let Some(missed) = self.missed_by(is) {
+            return Judged::Missed(missed);
         }
         if !self.compares() {
             return Judged::Kept;

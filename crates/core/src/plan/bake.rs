@@ -7,7 +7,8 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::members::{Freshness, Member};
 use super::pool::View;
-use super::proofs::Rounds;
+use super::proofs::{Asked, Rounds};
+use super::queries::{self, Heard};
 use crate::api::{BakeStatus, stamp};
 use crate::contract::State;
 use crate::policy::Bake;
@@ -24,8 +25,8 @@ pub(super) enum Look {
     Goes(BakeStatus, Option<String>),
     /// It is over, and all is well.
     Over(BakeStatus),
-    /// The nodes did not stand it.
-    Spoiled(String),
+    /// It did not stand it.
+    Spoiled(BakeStatus, String),
 }
 
 /// A bake that begins now.
@@ -37,6 +38,7 @@ pub(super) fn begin(bake: &Bake, now: Timestamp) -> BakeStatus {
         needed_seconds: bake.duration.as_secs(),
         device_seconds: 0,
         job_starts: 0,
+        queries: Vec::new(),
     }
 }
 
@@ -51,23 +53,38 @@ pub(super) fn due(bake: &Bake, status: &BakeStatus) -> Timestamp {
     status.looked_at.0.saturating_add(SignedDuration::from_secs(next)).unwrap_or(Timestamp::MAX)
 }
 
-/// Looks at the nodes of a stage.
+/// Looks at the nodes of a stage, if it is time to; Prometheus is asked first.
 pub(super) fn look(
     view: &View<'_>,
     bake: &Bake,
     before: &BakeStatus,
     nodes: &[&Member<'_>],
     gates: Rounds,
+    asked: &mut Asked,
 ) -> Look {
     if let Some(what) = spoiled(view, bake, before, nodes) {
-        return Look::Spoiled(what);
+        return Look::Spoiled(before.clone(), what);
     }
     let now = stamp(view.snapshot.now);
-    let unjudged = nodes.iter().find_map(|member| unjudged(member)).or(gates.unjudged);
     let mut status = BakeStatus { needed_seconds: bake.duration.as_secs(), ..before.clone() };
     let passed = now.0.duration_since(before.looked_at.0).as_secs();
-    if view.snapshot.now >= due(bake, before) || passed < 0 {
-        // A clock that was set back is believed from now on; one that jumped ahead counts as one look.
+    // A clock that was set back is believed from now on; there is nothing to ask about no time.
+    let mut looks = passed < 0;
+    let due = due(bake, before);
+    if !looks
+        && view.snapshot.now >= due
+        && let Heard::All { said, missed } = queries::hear(view, &bake.queries, due, asked)
+    {
+        (looks, status.queries) = (true, said);
+        if let Some(what) = missed {
+            status.looked_at = now;
+            return Look::Spoiled(status, what);
+        }
+    }
+    let unjudged = nodes.iter().find_map(|member| unjudged(member)).or(gates.unjudged);
+    let unjudged = unjudged.or_else(|| queries::unjudged(&status.queries));
+    if looks {
+        // One that jumped ahead counts as one look.
         let counted = if unjudged.is_some() { 0 } else { passed.clamp(0, 2 * every(bake)) };
         let started =
             nodes.iter().flat_map(|m| view.users(m)).filter(|pod| pod.started > Some(before.looked_at.0));
@@ -82,6 +99,7 @@ pub(super) fn look(
     // A gate that is at work when all else is over is waited for.
     let ends = status.seconds >= status.needed_seconds;
     let missing = missing.or_else(|| gates.at_work.filter(|_| ends));
+    let missing = missing.or_else(|| queries::unasked(&bake.queries, &status.queries).filter(|_| ends));
     let over = ends && missing.is_none();
     if over { Look::Over(status) } else { Look::Goes(status, missing) }
 }

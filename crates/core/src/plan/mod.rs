@@ -6,6 +6,7 @@
 //!  stages.rs      the parts of it that go one after the other
 //!  proofs.rs        … the gates at the end of each
 //!  bake.rs          … and what is seen of each at work before the next one opens
+//!  queries.rs       … what Prometheus says of it meanwhile
 //!  ledger.rs      how many nodes may start now, and which
 //!  waves.rs       … and who of them goes together
 //!  start.rs       whether a node could start if it had a slot
@@ -41,6 +42,7 @@ mod offers;
 mod patch;
 mod pool;
 mod proofs;
+mod queries;
 mod refresh;
 mod removal;
 mod restart;

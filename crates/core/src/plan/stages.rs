@@ -105,10 +105,14 @@ impl<'a> Stages<'a> {
         }
         self.is_closed(stage).then(|| {
             let before = self.frontier();
+            let phase = self.phase(before);
+            // Whoever waits for a person's word says so already.
+            let said = self.said[before].filter(|_| phase != StagePhase::AwaitingApproval);
             Reason::StageClosed {
                 stage: self.list[stage].name.clone(),
                 before: self.list[before].name.clone(),
-                phase: self.phase(before),
+                phase,
+                why: said.and_then(|said| said.message.clone()),
             }
         })
     }
@@ -167,7 +171,9 @@ impl<'a> Stages<'a> {
             if next.phase == StagePhase::Baking
                 && let (Some(bake), Some(status)) = (&stage.bake, &next.bake)
             {
-                asked.wake(bake::due(bake, status));
+                // A look that is due waits for an answer, which wakes us.
+                let due = bake::due(bake, status);
+                Some(due).filter(|due| *due > view.snapshot.now).into_iter().for_each(|due| asked.wake(due));
             }
             let since =
                 if next.phase == before.phase { before.since } else { Some(stamp(view.snapshot.now)) };
@@ -279,15 +285,16 @@ impl<'a> Stages<'a> {
             let message = Some(refusal.enter(&mut before));
             return StageStatus { phase: StagePhase::Spoiled, message, ..before };
         }
-        let look = bake::look(view, rules, &status, nodes, rounds);
+        let look = bake::look(view, rules, &status, nodes, rounds, asked);
         if let bake::Look::Goes(now, _) | bake::Look::Over(now) = &look {
             let between = (status.looked_at.0, now.looked_at.0);
             proofs::count_rounds(view, &mut before, nodes, between);
         }
         match look {
             bake::Look::Goes(status, message) => StageStatus { bake: Some(status), message, ..before },
-            bake::Look::Spoiled(message) => {
-                StageStatus { phase: StagePhase::Spoiled, message: Some(message), ..before }
+            bake::Look::Spoiled(status, message) => {
+                let (bake, message) = (Some(status), Some(message));
+                StageStatus { phase: StagePhase::Spoiled, bake, message, ..before }
             }
             bake::Look::Over(status) => self.approved(stage, StageStatus { bake: Some(status), ..before }),
         }

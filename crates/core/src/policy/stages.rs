@@ -7,6 +7,7 @@ use super::{Amount, Limits, Problem};
 use crate::api::{BakeSpec, MatrixSpec, OnFailure, Promotion, RolloutPolicySpec, StageSpec};
 use crate::contract::CANARY_LABEL;
 use crate::gate::Gate;
+use crate::prometheus::{Query, is_address};
 use crate::selector::Labels;
 
 /// How a new version reaches a pool.
@@ -59,7 +60,7 @@ pub enum Pick {
 }
 
 /// What must be seen of a stage's nodes at work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Bake {
     /// For how long.
     pub duration: SignedDuration,
@@ -69,6 +70,8 @@ pub struct Bake {
     pub min_device_hours: u32,
     /// Pods that started on the devices.
     pub min_job_starts: u32,
+    /// What Prometheus is asked at every look.
+    pub queries: Vec<Query>,
 }
 
 /// The stage of those that no other takes.
@@ -95,6 +98,7 @@ impl RolloutRules {
             max_driver_restarts: 0,
             min_device_hours: 0,
             min_job_starts: 0,
+            queries: Vec::new(),
         };
         let failure_threshold = Amount::Nodes(0);
         let canary =
@@ -119,6 +123,7 @@ impl Stage {
 }
 
 pub(super) fn rollout(spec: &RolloutPolicySpec, limits: &Limits) -> Result<RolloutRules, Problem> {
+    let url = address(spec)?;
     let mut stages = Vec::with_capacity(spec.stages.len() + 1);
     for (index, stage) in spec.stages.iter().enumerate() {
         let field = |name: &str| format!("spec.rollout.stages[{index}].{name}");
@@ -129,7 +134,7 @@ pub(super) fn rollout(spec: &RolloutPolicySpec, limits: &Limits) -> Result<Rollo
         if stages.iter().any(|before| before.name == stage.name) {
             return Err(problem(format!("two stages are called {}", stage.name), field("name")));
         }
-        stages.push(read(stage, index, limits)?);
+        stages.push(read(stage, index, limits, url)?);
     }
     if stages.last().is_some_and(|last| last.pick != Pick::Rest) {
         if let Some(index) = stages.iter().position(|stage| stage.name == FLEET) {
@@ -167,7 +172,19 @@ fn read_gates(spec: &RolloutPolicySpec, stages: &[Stage]) -> Result<Vec<Gate>, P
     Ok(gates)
 }
 
-fn read(spec: &StageSpec, index: usize, limits: &Limits) -> Result<Stage, Problem> {
+/// Where the Prometheus is that bakes ask, if they may.
+fn address(spec: &RolloutPolicySpec) -> Result<Option<&str>, Problem> {
+    let url = spec.prometheus.as_ref().map(|prometheus| prometheus.url.as_str());
+    match url.filter(|url| !is_address(url)) {
+        Some(bad) => {
+            let what = format!("\"{bad}\" is not an address such as http://prometheus.monitoring:9090");
+            Err(problem(what, "spec.rollout.prometheus.url"))
+        }
+        None => Ok(url),
+    }
+}
+
+fn read(spec: &StageSpec, index: usize, limits: &Limits, url: Option<&str>) -> Result<Stage, Problem> {
     let field = |name: &str| format!("spec.rollout.stages[{index}].{name}");
     let of = |value: &Option<_>, name: &str| value.as_ref().map(|v| amount(v, &field(name))).transpose();
     let pick = match (of(&spec.count, "count")?, spec.node_selector.is_empty()) {
@@ -185,7 +202,7 @@ fn read(spec: &StageSpec, index: usize, limits: &Limits) -> Result<Stage, Proble
     let by_default = if leads { Amount::Nodes(0) } else { limits.failure_threshold };
     let standard = (leads && index == 0).then(BakeSpec::default);
     let bake = spec.bake.as_ref().or(standard.as_ref());
-    let bake = bake.map(|bake| read_bake(bake, &field("bake.duration"))).transpose()?;
+    let bake = bake.map(|bake| read_bake(bake, url, &field("bake"))).transpose()?;
     Ok(Stage {
         name: spec.name.clone(),
         pick,
@@ -198,19 +215,33 @@ fn read(spec: &StageSpec, index: usize, limits: &Limits) -> Result<Stage, Proble
     })
 }
 
-fn read_bake(spec: &BakeSpec, field: &str) -> Result<Bake, Problem> {
+fn read_bake(spec: &BakeSpec, url: Option<&str>, field: &str) -> Result<Bake, Problem> {
+    let asks = format!("{field}.queries");
+    let mut queries: Vec<Query> = Vec::with_capacity(spec.queries.len());
+    for query in &spec.queries {
+        let Some(url) = url else {
+            let what = format!("query {} has no Prometheus to ask: set rollout.prometheus.url", query.name);
+            return Err(problem(what, asks));
+        };
+        if queries.iter().any(|other| other.name == query.name) {
+            return Err(problem(format!("two queries are called {}", query.name), asks));
+        }
+        queries.push(Query::read(query, url, &asks)?);
+    }
     Ok(Bake {
-        duration: duration(&spec.duration, field)?,
+        duration: duration(&spec.duration, &format!("{field}.duration"))?,
         max_driver_restarts: spec.max_driver_restarts,
         min_device_hours: spec.min_device_hours,
         min_job_starts: spec.min_job_starts,
+        queries,
     })
 }
 
 impl Bake {
     /// `duration: 0s` and nothing else switches it off.
     fn asks_for_anything(&self) -> bool {
-        !self.duration.is_zero() || self.min_device_hours > 0 || self.min_job_starts > 0
+        let asks = self.min_device_hours > 0 || self.min_job_starts > 0 || !self.queries.is_empty();
+        !self.duration.is_zero() || asks
     }
 }
 
@@ -237,7 +268,7 @@ mod tests {
         let stages = read_stages(&stages).unwrap();
         let names: Vec<&str> = stages.iter().map(|stage| stage.name.as_str()).collect();
         assert_eq!(names, ["canary", "some", "fleet"]);
-        let hours = |stage: &Stage| stage.bake.map(|bake| bake.duration.as_hours());
+        let hours = |stage: &Stage| stage.bake.as_ref().map(|bake| bake.duration.as_hours());
         assert_eq!(stages.iter().map(hours).collect::<Vec<_>>(), [Some(48), None, None]);
         let may_fail = |stage: &Stage| stage.failure_threshold;
         let expected = [Amount::Nodes(0), Amount::Nodes(0), Amount::Percent(20)];
@@ -250,6 +281,34 @@ mod tests {
         assert_eq!(read_stages(&stages).unwrap()[0].bake, None);
         let stages = json!([{"name": "canary", "count": 1, "bake": {"duration": "0s", "minJobStarts": 3}}]);
         assert!(read_stages(&stages).unwrap()[0].bake.is_some());
+    }
+
+    #[test]
+    fn a_bake_of_queries_alone_is_one_and_bad_queries_are_refused() {
+        let read = |url: Option<&str>, queries: Value| {
+            let stages =
+                json!([{"name": "canary", "count": 1, "bake": {"duration": "0s", "queries": queries}}]);
+            let mut spec = json!({ "stages": stages });
+            if let Some(url) = url {
+                spec["prometheus"] = json!({ "url": url });
+            }
+            let spec: RolloutPolicySpec = serde_json::from_value(spec).unwrap();
+            rollout(&spec, &rules::limits(&LimitsSpec::default())?).map(|rules| rules.stages)
+        };
+        let good = json!({"name": "xid", "query": "sum(xid)", "max": 0});
+        let url = Some("http://prometheus:9090");
+        let stages = read(url, json!([good])).unwrap();
+        assert_eq!(stages[0].bake.as_ref().unwrap().queries.len(), 1);
+        let refused = |url, queries| {
+            let Problem { what, field } = read(url, queries).unwrap_err();
+            format!("{field}: {what}")
+        };
+        insta::assert_snapshot!(refused(None, json!([good])), @"spec.rollout.stages[0].bake.queries: query xid has no Prometheus to ask: set rollout.prometheus.url");
+        insta::assert_snapshot!(refused(Some("prometheus:9090"), json!([good])), @r#"spec.rollout.prometheus.url: "prometheus:9090" is not an address such as http://prometheus.monitoring:9090"#);
+        insta::assert_snapshot!(refused(url, json!([good, good])), @"spec.rollout.stages[0].bake.queries: two queries are called xid");
+        insta::assert_snapshot!(refused(url, json!([{"name": "xid", "query": " ", "max": 0}])), @"spec.rollout.stages[0].bake.queries: query xid is empty");
+        insta::assert_snapshot!(refused(url, json!([{"name": "xid", "query": "x"}])), @"spec.rollout.stages[0].bake.queries: query xid needs min, max or both");
+        insta::assert_snapshot!(refused(url, json!([{"name": "xid", "query": "x", "min": 2, "max": 1}])), @"spec.rollout.stages[0].bake.queries: query xid has a min above its max");
     }
 
     #[test]

@@ -74,8 +74,9 @@ impl fmt::Display for Reason {
                 f,
                 "{failed} nodes failed and at most {limit} may (limits.failureThreshold); no more are started"
             ),
-            Reason::StageClosed { stage, before, phase } => {
-                write!(f, "stage {stage} is not open yet: stage {before} {}", doing(*phase))
+            Reason::StageClosed { stage, before, phase, why } => {
+                let why = why.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
+                write!(f, "stage {stage} is not open yet: stage {before} {}{why}", doing(*phase))
             }
             Reason::StageFailed { stage, why } => {
                 write!(f, "stage {stage} has failed, so nothing new starts: {why}")

@@ -5,9 +5,13 @@
 //! happened elsewhere before.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::{pending, ready};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
+use pitcrew_controller::prometheus::Asks;
+use pitcrew_core::prometheus::Values;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -203,6 +207,8 @@ pub struct Behaviour {
     pub driver_manager: bool,
     /// A node's devices are published in two `ResourceSlice`s, the second so much later. `None`: in one.
     pub second_slice_after: Option<Duration>,
+    /// What a Prometheus answers, whatever it is asked; `None`: nothing.
+    pub prometheus: Option<f64>,
 }
 
 impl Behaviour {
@@ -320,6 +326,15 @@ impl BehaviourHandle {
     /// As it is now.
     pub fn get(&self) -> Behaviour {
         self.current.borrow().clone()
+    }
+
+    /// The Prometheus of this cluster, for a controller to ask.
+    pub fn prometheus(&self) -> Asks {
+        let handle = self.clone();
+        Arc::new(move |_| match handle.current.borrow().prometheus {
+            Some(value) => ready(Ok(Values::one(value))).boxed(),
+            None => pending().boxed(),
+        })
     }
 
     pub(super) fn subscribe(&self) -> watch::Receiver<Behaviour> {

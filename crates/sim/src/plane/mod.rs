@@ -3,7 +3,7 @@
 //! ```text
 //!  binaries.rs   which programs, where they lie         access.rs     users, tokens, kubeconfigs
 //!  process.rs    a child that never outlives us         arguments.rs  each program's command line
-//!  data.rs       the directory of all that it writes
+//!  data.rs       the directory of all that it writes    prometheus.rs a Prometheus beside it
 //! ```
 //!
 //! Everything listens on loopback, on ports that the kernel chose, so several planes run side by side. There is
@@ -15,6 +15,7 @@ mod arguments;
 mod binaries;
 mod data;
 mod process;
+mod prometheus;
 
 use std::fs;
 use std::io;
@@ -29,6 +30,8 @@ pub use access::User;
 pub use binaries::{
     Binaries, HELM_PROGRAMS, HELM_VERSION, Helm, MissingBinaries, PROGRAMS, Program, VERSION, cache_dir,
 };
+
+pub use prometheus::{Prometheus, prometheus_dir};
 
 use access::Access;
 use arguments::Ports;

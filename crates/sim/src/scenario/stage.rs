@@ -20,7 +20,7 @@ use super::scene::{Scene, Trace, record};
 use super::{Broken, End, Outcome, STATE_LABEL, Scenario, must};
 use crate::actors::{BehaviourHandle, DRIVER_COMPONENT, NAMESPACE};
 use crate::api::{Fault, RequestInfo};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, controller};
 use crate::fleet::Fleet;
 
 /// Nothing in a scenario takes longer; on virtual time this costs nothing. A real API server that breaks an eviction off
@@ -109,9 +109,11 @@ impl Stage {
         let recorder = tokio::spawn(record(Api::all(cluster.admin.clone()), recording.clone()));
         let (client, clock, own_node) =
             (cluster.controller.clone(), cluster.clock.clone(), scenario.own_node);
+        let prometheus = cluster.actors.behaviour().prometheus();
         let controllers = Arc::new(Controllers {
             make: Box::new(move |identity| {
-                crate::cluster::controller(client.clone(), clock.clone(), identity, own_node)
+                let controller = controller(client.clone(), clock.clone(), identity, own_node);
+                controller.asks(prometheus.clone())
             }),
             running: Mutex::default(),
             started: AtomicU64::default(),

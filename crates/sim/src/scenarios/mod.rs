@@ -17,6 +17,7 @@ mod machines;
 mod matrix;
 mod network;
 mod policies;
+mod queries;
 mod reported;
 mod rollbacks;
 mod stages;
@@ -38,6 +39,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(clients::all());
     all.extend(network::all());
     all.extend(stages::all());
+    all.extend(queries::all());
     all.extend(gates::all());
     all.extend(rollbacks::all());
     all.extend(matrix::all());

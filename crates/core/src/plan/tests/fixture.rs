@@ -16,11 +16,12 @@ use crate::gate::{GatePod, GateRun, JobEnd, JobFacts, PodState, Sample};
 use crate::names::{DriverName, NodeName, ObjectName, ResourceVersion, Uid};
 use crate::plan::{Plan, PoolPlan, Verdict, plan};
 use crate::policy::{ClusterPolicyFacts, Source};
+use crate::prometheus::{Answer, Values};
 use crate::reason::Reason;
 use crate::selector::{self, Labels};
 use crate::snapshot::{
-    Budget, DaemonSet, Node, Object, Owner, OwnerKind, Phase, Pod, Rollout, Setback, SetbackKind, Snapshot,
-    TemplateRevision, Trouble,
+    Budget, DaemonSet, Node, Object, Owner, OwnerKind, Pending, Phase, Pod, Rollout, Setback, SetbackKind,
+    Snapshot, TemplateRevision, Trouble,
 };
 use crate::visit::{Cause, Failure, Finding, Holds, Visit, Walk};
 
@@ -277,6 +278,8 @@ pub(super) struct Fleet {
     pub(super) hung_clients: BTreeSet<String>,
     /// What gates say that do not simply pass: by name, at which time.
     pub(super) gates: Vec<(&'static str, Sample, PodState)>,
+    /// What Prometheus says; `None`: the answer is still on its way.
+    pub(super) prometheus: Option<Result<Values, String>>,
     /// What budgets allow again after each pass: evicted pods come up elsewhere.
     budgets: BTreeMap<ObjectName, Budget>,
     serial: u64,
@@ -320,6 +323,7 @@ impl Fleet {
             crashes_on: BTreeSet::new(),
             hung_clients: BTreeSet::new(),
             gates: Vec::new(),
+            prometheus: Some(Ok(Values::one(0.0))),
             budgets: BTreeMap::new(),
             serial: 1,
         };
@@ -677,6 +681,15 @@ impl Fleet {
                     self.snapshot.sources.driver_policy_status.get_mut(name).unwrap().1 = status.clone();
                 }
                 Action::CreateJob { name, body } => self.run_gate(name, body),
+                Action::Ask { question, at } => {
+                    if let Some(said) = self.prometheus.clone() {
+                        let answer = Answer { asked_at: *at, said };
+                        self.snapshot.answers.insert(question.clone(), answer);
+                    } else {
+                        let asked = Object::Question(question.clone());
+                        self.snapshot.in_flight.insert(asked, Pending::default());
+                    }
+                }
                 Action::Complain { .. } => {}
             }
         }
@@ -930,6 +943,7 @@ pub(super) fn tell(action: &Action) -> String {
             let stage = stage.map(|stage| format!(" for stage {stage}")).unwrap_or_default();
             format!("{} gate {gate} {sample:?} {attempt}{stage}", nodes.join(" "))
         }
+        Action::Ask { question, .. } => format!("ask {}: {}", question.url, question.query),
         Action::DeleteRollout { name, .. } => format!("rollout {name} is forgotten"),
         Action::PolicyStatus { name, status } => {
             format!("policy {name} ready={}: {}", status.ready, status.message)

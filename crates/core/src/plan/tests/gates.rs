@@ -201,7 +201,7 @@ fn a_stage_is_not_over_before_the_gates_at_its_end_have_passed() {
     let canary = status(&fleet).stages[0].clone();
     assert_eq!((canary.phase, fleet.verdict("gpu-2").state), (StagePhase::Proving, State::UpgradeRequired));
     assert!(canary.message.unwrap().starts_with("gate smoke: job gpu-operator/gate-smoke-"));
-    insta::assert_snapshot!(fleet.why("gpu-2"), @"stage fleet is not open yet: stage canary asks its gates");
+    insta::assert_snapshot!(fleet.why("gpu-2"), @"stage fleet is not open yet: stage canary asks its gates; gate smoke: job gpu-operator/gate-smoke-a57d481dc65628a1-a1 is at work");
     fleet.gates.clear();
     fleet.forget_jobs();
     fleet.play();

@@ -6,6 +6,7 @@
 //! | `table` | every state in every situation: the decision and the reason's words |
 //! | `slots` | who may start, and when |
 //! | `stages` | who goes first, and what opens the next part |
+//! | `queries` | what Prometheus says of a stage that bakes |
 //! | `waves` | who goes together, and who does not |
 //! | `windows` | when anybody may start |
 //! | `people` | what people do to labels and cordons, pauses, retries |
@@ -40,6 +41,7 @@ mod pods;
 mod pools;
 mod promises;
 mod properties;
+mod queries;
 mod rollbacks;
 mod rollouts;
 mod sketch;

@@ -102,7 +102,7 @@ fn a_canary_that_loses_its_label_does_not_open_the_fleet() {
     assert_eq!(done(&fleet), ["gpu-3"]);
     let message = stages(&fleet)[0].message.clone().unwrap();
     insta::assert_snapshot!(message, @"no node of the pool belongs to stage canary; label one");
-    insta::assert_snapshot!(fleet.why("gpu-1"), @"stage fleet is not open yet: stage canary is watched at work");
+    insta::assert_snapshot!(fleet.why("gpu-1"), @"stage fleet is not open yet: stage canary is watched at work; no node of the pool belongs to stage canary; label one");
 }
 
 #[test]
