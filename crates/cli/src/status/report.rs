@@ -165,6 +165,9 @@ pub(crate) struct NodeReport {
     pub(crate) until: Option<Timestamp>,
     /// The version of its driver pod.
     pub(crate) driver_version: Option<String>,
+    /// Its driver pod, as `namespace/name`, if that is of an earlier revision and nobody has told it to go.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) outdated_pod: Option<String>,
     /// Its place in the line for a slot, from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ahead: Option<usize>,
@@ -287,6 +290,9 @@ impl NodeReport {
             since: verdict.since,
             until: verdict.reason.until(),
             driver_version: pod.and_then(|pod| DriverVersion::from_image(&pod.image)).map(|v| v.to_string()),
+            outdated_pod: pod
+                .filter(|pod| !verdict.in_sync && pod.deleting.is_none())
+                .map(|pod| pod.name.to_string()),
             ahead: verdict.reason.ahead(),
         }
     }

@@ -32,6 +32,7 @@ fn node(name: &str, state: State, kind: Kind, reason: &'static str, message: &st
         since: state.in_flight().then(|| ago(123)),
         until: None,
         driver_version: Some("560.35.03".to_owned()),
+        outdated_pod: None,
         ahead: None,
     }
 }
@@ -188,6 +189,8 @@ fn what_stands_still_says_what_moves_it() {
         node("gpu-01", State::PodRestartRequired, Kind::Paused, "paused", "paused: autoUpgrade is false");
     let waiting =
         node("gpu-02", State::UpgradeRequired, Kind::Paused, "paused", "paused: autoUpgrade is false");
+    let outdated_pod = Some("gpu-operator/nvidia-driver-daemonset-x7k2p".to_owned());
+    let waiting = NodeReport { outdated_pod, ..waiting };
     let paused = pool(Phase::Paused, vec![half_way, waiting, done("gpu-03")]);
     let why = "clusterpolicy/cluster-policy: maxUnavailable \"abc\" is neither a number nor a percentage (maxUnavailable). The pool is frozen until it is mended; nothing was changed.";
     let frozen = PoolReport {

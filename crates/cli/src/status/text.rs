@@ -93,6 +93,9 @@ fn pool(pool: &PoolReport, running: bool, pen: &Pen) -> String {
         text += &pen.style.fold(&format!("  {} ", pen.style.glyph(Kind::Paused)), &resume, INDENT + 2);
     }
     text += &matrix(pool, pen);
+    if !running || pool.phase == Phase::Paused {
+        text += &left_to_people(pool, pen);
+    }
     text += &foreign(&pool.foreign, pen);
     text + &rows(pool, pen)
 }
@@ -107,6 +110,25 @@ fn matrix(pool: &PoolReport, pen: &Pen) -> String {
     let drift = (!matrix.drift.is_empty()).then(|| format!("version matrix, {}", matrix.drift.join("; ")));
     let sentences = [unlisted, drift, matrix.reminder.clone()].into_iter().flatten();
     sentences.map(|sentence| pen.style.fold(&lead, &sentence, INDENT + 2)).collect()
+}
+
+/// Where nobody replaces driver pods, a new template changes nothing by itself: which pods stay, until somebody deletes them.
+fn left_to_people(pool: &PoolReport, pen: &Pen) -> String {
+    let outdated = pool.nodes.iter().filter_map(|node| Some((&node.node, node.outdated_pod.as_ref()?)));
+    let outdated: Vec<_> = outdated.collect();
+    if outdated.is_empty() {
+        return String::new();
+    }
+    let sentence = format!(
+        "OnDelete: nothing changes on {} until somebody deletes the driver pod there, which is of an earlier template",
+        nodes(outdated.len())
+    );
+    let mut text = pen.style.fold(&format!("  {} ", pen.style.glyph(Kind::Waiting)), &sentence, INDENT + 2);
+    let widest = outdated.iter().take(ROWS_MAX).map(|(node, _)| node.len()).max().unwrap_or_default();
+    for (node, pod) in outdated.iter().take(ROWS_MAX) {
+        let _ = writeln!(text, "      {node:<widest$}  pod/{pod}");
+    }
+    text + &more(outdated.len(), pen)
 }
 
 fn heading(pool: &PoolReport, running: bool, pen: &Pen) -> String {
