@@ -1,7 +1,5 @@
 //! What is asked of a Prometheus in a bake, asked of a real one that scrapes pitcrew's own metrics.
 
-#![expect(clippy::unwrap_used, reason = "tests end where something is not as it should be")]
-
 use std::time::Duration;
 
 use pitcrew_controller::metrics::Metrics;

@@ -235,8 +235,9 @@ pub(crate) fn baking(bake: Option<&BakeStatus>) -> String {
         || "baking".to_owned(),
         |bake| {
             let asked = bake.queries.iter().filter_map(|query| Some((&query.name, query.value?)));
-            let said = asked.map(|(name, value)| format!(", {name} {}", rounded(value))).collect::<String>();
-            format!("baking, {} of {}{said}", span(bake.seconds), span(bake.needed_seconds))
+            let time = format!("baking, {} of {}", span(bake.seconds), span(bake.needed_seconds));
+            let said = asked.map(|(name, value)| format!("{name} {}", rounded(value)));
+            [time].into_iter().chain(said).collect::<Vec<_>>().join(", ")
         },
     )
 }
@@ -374,5 +375,25 @@ fn queue(node: &NodeReport) -> Option<Queue> {
         (Kind::Paused, "skipped") => queue("is", "are", &format!(" {}", node.message)),
         (Kind::Blocked, "pool-frozen") if !on_its_way => queue("stands", "stand", " still"),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_bake_shows_its_time_and_the_last_value_of_each_query() {
+        let at = "2026-01-01T00:00:00Z";
+        let queries = json!([
+            {"name": "xid-errors", "value": 0},
+            {"name": "silent", "message": "there is no such series"},
+            {"name": "ratio", "value": 0.300_04},
+        ]);
+        let bake = json!({"since": at, "lookedAt": at, "seconds": 112_800, "neededSeconds": 172_800, "queries": queries});
+        let bake: BakeStatus = serde_json::from_value(bake).unwrap();
+        assert_eq!(baking(Some(&bake)), "baking, 31 h 20 m of 48 h, xid-errors 0, ratio 0.3");
     }
 }
