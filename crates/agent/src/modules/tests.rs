@@ -1,7 +1,10 @@
 use super::*;
 use crate::host::Module;
 
-fn modules(list: &[(&str, i64, &[&str])]) -> Modules {
+/// Modules by name, references and holders.
+type Loaded<'a> = &'a [(&'a str, i64, &'a [&'a str])];
+
+fn modules(list: Loaded<'_>) -> Modules {
     list.iter()
         .map(|(name, references, holders)| {
             let holders = holders.iter().map(|holder| (*holder).to_owned()).collect();
@@ -10,7 +13,7 @@ fn modules(list: &[(&str, i64, &[&str])]) -> Modules {
         .collect()
 }
 
-fn order(list: &[(&str, i64, &[&str])]) -> String {
+fn order(list: Loaded<'_>) -> String {
     match unload_order(&modules(list)) {
         Ok(order) => order.join(" "),
         Err(busy) => format!("busy: {busy}"),
@@ -19,8 +22,8 @@ fn order(list: &[(&str, i64, &[&str])]) -> String {
 
 #[test]
 fn users_leave_before_what_they_use() {
-    for (loaded, expected) in [
-        (&[][..], ""),
+    let table: [(Loaded<'_>, &str); 6] = [
+        (&[], ""),
         (&[("nvidia", 0, &[])], "nvidia"),
         (
             &[
@@ -39,7 +42,8 @@ fn users_leave_before_what_they_use() {
         (&[("nvidia", 1, &["nvidia_new"]), ("nvidia_new", 0, &[])], "nvidia_new nvidia"),
         // Named like the driver's, but not the driver's.
         (&[("nvidia", 0, &[]), ("nvidia_wmi_ec_backlight", 1, &[])], "nvidia"),
-    ] {
+    ];
+    for (loaded, expected) in table {
         assert_eq!(order(loaded), expected);
     }
 }

@@ -2,7 +2,8 @@ use super::*;
 
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
-fn apply(node: &mut Node, change: Change) {
+fn apply(node: &mut Node, decide: impl Fn(&Node) -> Change) {
+    let change = decide(node);
     let Change { labels, annotations, unschedulable } = change;
     for (map, changes) in [(&mut node.labels, labels), (&mut node.annotations, annotations)] {
         for (key, value) in changes {
@@ -41,16 +42,16 @@ fn a_foreign_cordon_is_neither_claimed_nor_lifted() {
 #[test]
 fn the_own_cordon_is_lifted_with_its_record() {
     let mut node = Node::default();
-    apply(&mut node, cordon(&node, NOW));
+    apply(&mut node, |node| cordon(node, NOW));
     assert!(node.unschedulable && node.is_cordoned_by_agent());
-    apply(&mut node, uncordon(&node));
+    apply(&mut node, uncordon);
     assert_eq!(node, Node::default());
 }
 
 #[test]
 fn a_node_that_others_keep_out_is_not_given_back() {
     let mut cordoned = Node::default();
-    apply(&mut cordoned, cordon(&cordoned, NOW));
+    apply(&mut cordoned, |node| cordon(node, NOW));
     for (key, value) in [
         ("quarantineHealthEventIsCordoned", "True"),
         ("quarantineHealthEventCordonPreExisting", "True"),
@@ -70,10 +71,10 @@ fn there_is_a_way_back_from_pre_installed() {
         let mut node = Node::default();
         node.labels.extend(before.map(|value| (crate::labels::DRIVER.to_owned(), value.to_owned())));
         let untouched = node.clone();
-        apply(&mut node, has_host_driver(&node));
+        apply(&mut node, has_host_driver);
         assert_eq!(node.labels[crate::labels::DRIVER], "pre-installed");
         assert_eq!(has_host_driver(&node).on(&node), None, "said once");
-        apply(&mut node, has_no_host_driver(&node));
+        apply(&mut node, has_no_host_driver);
         assert_eq!(node, untouched);
     }
 }
@@ -81,7 +82,7 @@ fn there_is_a_way_back_from_pre_installed() {
 #[test]
 fn a_reboot_that_was_needed_in_another_boot_is_over() {
     let mut node = Node::default();
-    apply(&mut node, needs_reboot(&node, "first", "half of the driver is gone", NOW));
+    apply(&mut node, |node| needs_reboot(node, "first", "half of the driver is gone", NOW));
     assert!(node.unschedulable && node.is_cordoned_by_agent());
     assert_eq!(node.needs_reboot("first").unwrap().why, "half of the driver is gone");
     assert_eq!(node.needs_reboot("second"), None);

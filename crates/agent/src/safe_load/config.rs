@@ -158,7 +158,7 @@ mod tests {
     fn wrong_configurations_are_named() {
         for (text, words) in [
             ("", "not readable"),
-            ("[]", "not readable"),
+            ("{", "not readable"),
             (r#"{"safeDriverLoad": {"enable": true}}"#, "needs safeDriverLoad.annotation"),
         ] {
             assert!(read(text).unwrap_err().contains(words), "{text}");
