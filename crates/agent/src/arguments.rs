@@ -3,7 +3,7 @@
 //! The name of the program chooses the agent: `driver-manager`, `vfio-manage` and `network-operator-init-container` take
 //! the place of the programs of these names; under any other name the first argument says it.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -345,6 +345,13 @@ const OWN_NAMES: [(&str, &str); 3] = [
     ("vfio-manage", "vfio-manage"),
     ("network-operator-init-container", "safe-load"),
 ];
+
+/// Whether a program that is called by this name is one of the agents, whatever its arguments are.
+pub fn is_own_name(called: &OsStr) -> bool {
+    let name = Path::new(called).file_name();
+    let own = OWN_NAMES.iter().map(|(own, _)| *own).chain([CHROOT_NAME]);
+    own.into_iter().any(|own| name == Some(OsStr::new(own)))
+}
 
 /// Reads a whole command line, the program's name included.
 pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Called, clap::Error> {

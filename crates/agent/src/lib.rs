@@ -48,5 +48,6 @@ pub mod values;
 pub mod vfio;
 mod wait;
 
+pub use arguments::is_own_name;
 pub use failure::Failure;
 pub use run::{run, run_agent};

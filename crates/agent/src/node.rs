@@ -185,6 +185,13 @@ pub fn uncordon(node: &Node) -> Change {
     change.with_annotation(AGENT_CORDON_ANNOTATION, None)
 }
 
+/// Drops the record of a cordon that somebody has lifted: with it, the next cordon would look like the agent's own.
+pub fn without_stale_record(node: &Node) -> Change {
+    let stale = node.is_cordoned_by_agent() && !node.unschedulable;
+    let change = Change::default();
+    if stale { change.with_annotation(AGENT_CORDON_ANNOTATION, None) } else { change }
+}
+
 /// Takes back what was said about a reboot that is no longer needed.
 pub fn reboot_is_over(change: Change) -> Change {
     change.with_annotation(NEEDS_REBOOT_ANNOTATION, None)

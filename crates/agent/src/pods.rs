@@ -185,3 +185,6 @@ pub(crate) fn names(pods: &[&Pod]) -> String {
     let names: Vec<String> = pods.iter().map(|pod| format!("pod {}", pod.name)).collect();
     names.join(", ")
 }
+
+#[cfg(test)]
+mod tests;

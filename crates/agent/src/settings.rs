@@ -97,7 +97,7 @@ impl Default for Settings {
             evict: true,
             drain: true,
             force: false,
-            selector: Selector::default(),
+            selector: Self::drain_selector("").unwrap_or_default(),
             leave_limit: None,
             delete_empty_dir: false,
             namespace: "gpu-operator".to_owned(),

@@ -16,6 +16,7 @@ use std::time::Duration;
 use crate::cluster::Cluster;
 use crate::failure::Failure;
 use crate::host::Host;
+use crate::journal::Stage;
 use crate::labels::{self, Batch};
 use crate::leaving::{leave, no_claim_holders};
 use crate::node::{self, Change, Node};
@@ -122,7 +123,11 @@ impl<H: Host> Run<'_, '_, H> {
         // What is too long is found before anything is written; meanwhile changed labels are the same for this.
         labels::pause(&self.node.labels, batch, custom)?;
         let paused = |node: &Node| labels::pause(&node.labels, batch, custom).unwrap_or_default();
-        cluster.change(&mut self.node, operation, |node| Change::default().with_labels(paused(node))).await?;
+        cluster
+            .change(&mut self.node, operation, |node| {
+                node::without_stale_record(node).with_labels(paused(node))
+            })
+            .await?;
         operands::gone(self.told(), stop, &settings.namespace, batch, custom).await
     }
 
@@ -213,6 +218,10 @@ impl<H: Host> Run<'_, '_, H> {
             })
             .await?;
         if self.node.is_cordoned_by_agent() {
+            if self.left == Left::Nothing {
+                // What is loaded from now on is the new driver: a failure before `finish` must not give the node back.
+                journal::write(*host, &settings.paths.journal, &self.boot, Stage::Unloaded).await?;
+            }
             tracing::info!("the node stays cordoned until `driver-manager finish` has seen the new driver");
         } else {
             host.remove(&settings.paths.journal).await?;

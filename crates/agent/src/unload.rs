@@ -52,7 +52,10 @@ pub async fn unload(host: &impl Host, paths: &Paths, boot: &str, left: &mut Left
         }
         Err(failure) => return Err(failure),
     };
-    journal::write(host, &paths.journal, boot, Stage::Unloading(order.clone())).await?;
+    // Of half a driver the note from before says more than what is left now.
+    if *left != Left::Half {
+        journal::write(host, &paths.journal, boot, Stage::Unloading(order.clone())).await?;
+    }
     let mut removed: Vec<&str> = Vec::new();
     for name in &order {
         if let Err(error) = remove(host, name, *left).await {
@@ -70,7 +73,6 @@ pub async fn unload(host: &impl Host, paths: &Paths, boot: &str, left: &mut Left
         *left = if removed.len() == order.len() { Left::Nothing } else { Left::Half };
     }
     *left = Left::Nothing;
-    journal::write(host, &paths.journal, boot, Stage::Unloaded).await?;
     Ok(())
 }
 

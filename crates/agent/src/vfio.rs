@@ -128,3 +128,6 @@ async fn registered(host: &impl Host, module: &str) -> Result<String, Failure> {
     }
     Err(Failure::Devices(format!("the bus knows no driver {module}")))
 }
+
+#[cfg(test)]
+mod tests;

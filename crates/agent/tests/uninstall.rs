@@ -588,3 +588,30 @@ async fn a_cordon_that_somebody_else_sets_in_the_same_moment_is_theirs() {
     assert!(stage.is_cordoned().await);
     assert!(!stage.node().await.annotations().contains_key(OURS));
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_check_before_the_work_names_everything_and_changes_nothing() {
+    let stage =
+        Stage::new(Machine { host_driver: HostDriver::Version("535.1".to_owned()), ..with_driver() }).await;
+    stage.host.change(|machine| machine.file("/proc/self/status", "CapEff:\t0000000000000000\n"));
+    stage.label("nvidia.com/gpu.deploy.dcgm", Some(&"x".repeat(40))).await;
+    let (node, machine) = (stage.node().await, stage.host.machine());
+    let failure =
+        pitcrew_agent::preflight::check(&stage.agent(pitcrew_agent::stop::Stop::never())).await.unwrap_err();
+    let text = failure.sentence();
+    for words in
+        ["5 problems found", "gpu.deploy.dcgm", "CAP_SYS_MODULE", "CAP_SYS_ADMIN", "driver 535.1 installed"]
+    {
+        assert!(text.contains(words), "{text}");
+    }
+    assert_eq!((stage.node().await, stage.host.machine()), (node, machine));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cordon_that_a_person_lifted_and_another_set_again_is_not_the_agents() {
+    let stage = early(Stage::new(with_driver()).await);
+    stage.annotate(OURS, Some("{\"since\":\"2026-01-01T00:00:00Z\"}")).await;
+    stage.uninstall().await.unwrap();
+    assert!(!stage.node().await.annotations().contains_key(OURS), "the record was stale");
+    assert!(!stage.is_cordoned().await, "and the agent's own cordon is lifted with its own record");
+}

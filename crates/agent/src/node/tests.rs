@@ -49,6 +49,16 @@ fn the_own_cordon_is_lifted_with_its_record() {
 }
 
 #[test]
+fn the_record_of_a_cordon_that_somebody_lifted_is_dropped() {
+    let mut node = Node::default();
+    apply(&mut node, |node| cordon(node, NOW));
+    assert_eq!(without_stale_record(&node).on(&node), None);
+    node.unschedulable = false;
+    apply(&mut node, without_stale_record);
+    assert_eq!(node, Node::default());
+}
+
+#[test]
 fn a_node_that_others_keep_out_is_not_given_back() {
     let mut cordoned = Node::default();
     apply(&mut cordoned, |node| cordon(node, NOW));

@@ -239,7 +239,12 @@ impl Stage {
         for (key, value) in metadata.as_object().into_iter().flatten() {
             meta[key] = value.clone();
         }
-        self.create(Some(namespace), json!({"metadata": meta, "spec": spec})).await
+        let pod: Pod = self.create(Some(namespace), json!({"metadata": meta, "spec": spec})).await;
+        // Budgets protect only pods that are up.
+        let ready = json!([{"type": "Ready", "status": "True"}]);
+        let status = Patch::Merge(json!({"status": {"phase": "Running", "conditions": ready}}));
+        let api = Api::<Pod>::namespaced(self.admin.clone(), namespace);
+        api.patch_status(&pod.name_any(), &PatchParams::default(), &status).await.unwrap()
     }
 
     pub(crate) async fn budget(&self, namespace: &str, app: &str, allowed: i32) {
