@@ -95,25 +95,25 @@ struct DriverManagerFlags {
     #[arg(long, env = "KUBECONFIG", global = true)]
     kubeconfig: Option<PathBuf>,
     /// Evict pods that use a GPU
-    #[arg(long, env = "ENABLE_GPU_POD_EVICTION", global = true, default_value = "true", value_parser = switch,
+    #[arg(long, env = "ENABLE_GPU_POD_EVICTION", global = true, default_value = "true", value_parser = switch_on,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     enable_gpu_pod_eviction: bool,
     /// Drain the node if that is not enough
-    #[arg(long, env = "ENABLE_AUTO_DRAIN", global = true, default_value = "true", value_parser = switch,
+    #[arg(long, env = "ENABLE_AUTO_DRAIN", global = true, default_value = "true", value_parser = switch_on,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     enable_auto_drain: bool,
     /// Also evict pods that no controller makes again
-    #[arg(long, env = "DRAIN_USE_FORCE", global = true, default_value = "false", value_parser = switch,
+    #[arg(long, env = "DRAIN_USE_FORCE", global = true, default_value = "false", value_parser = switch_off,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     drain_use_force: bool,
     /// Drain only pods that match
     #[arg(long, env = "DRAIN_POD_SELECTOR_LABEL", global = true, default_value = "")]
     drain_pod_selector_label: String,
     /// How long pods may take to leave: a duration, or seconds (0: for ever)
-    #[arg(long, env = "DRAIN_TIMEOUT_SECONDS", global = true, default_value = "0s", value_parser = duration)]
+    #[arg(long, env = "DRAIN_TIMEOUT_SECONDS", global = true, default_value = "0s", value_parser = duration_or_none)]
     drain_timeout_seconds: Duration,
     /// Also evict pods with emptyDir volumes
-    #[arg(long, env = "DRAIN_DELETE_EMPTYDIR_DATA", global = true, default_value = "false", value_parser = switch,
+    #[arg(long, env = "DRAIN_DELETE_EMPTYDIR_DATA", global = true, default_value = "false", value_parser = switch_off,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     drain_delete_emptydir_data: bool,
     /// Where the operator's operands are
@@ -123,18 +123,18 @@ struct DriverManagerFlags {
     #[arg(long, env = "NODE_LABEL_FOR_GPU_POD_EVICTION", global = true, default_value = "")]
     node_label_for_gpu_pod_eviction: String,
     /// The driver uses GPUDirect RDMA and needs MOFED
-    #[arg(long, env = "GPU_DIRECT_RDMA_ENABLED", global = true, default_value = "false", value_parser = switch,
+    #[arg(long, env = "GPU_DIRECT_RDMA_ENABLED", global = true, default_value = "false", value_parser = switch_off,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     gpu_direct_rdma_enabled: bool,
     /// … which is installed on the host
-    #[arg(long, env = "USE_HOST_MOFED", global = true, default_value = "false", value_parser = switch,
+    #[arg(long, env = "USE_HOST_MOFED", global = true, default_value = "false", value_parser = switch_off,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     use_host_mofed: bool,
     /// How long MOFED may take
     #[arg(long, env = "MOFED_TIMEOUT", global = true, default_value = "10m", value_parser = duration)]
     mofed_timeout: Duration,
     /// Unload the driver even if the one that is wanted is loaded
-    #[arg(long, env = "FORCE_REINSTALL", global = true, default_value = "false", value_parser = switch,
+    #[arg(long, env = "FORCE_REINSTALL", global = true, default_value = "false", value_parser = switch_off,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     force_reinstall: bool,
     /// The digest of the configuration that is wanted
@@ -144,7 +144,7 @@ struct DriverManagerFlags {
     #[arg(long, env = "UNCORDON", global = true, default_value = "finish", value_parser = uncordon)]
     uncordon: Uncordon,
     /// Take NVSwitches back from virtual machines too
-    #[arg(long, env = "BIND_NVSWITCHES", global = true, default_value = "false", value_parser = switch,
+    #[arg(long, env = "BIND_NVSWITCHES", global = true, default_value = "false", value_parser = switch_off,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     unbind_nvswitches: bool,
     /// Where the host's root directory is mounted
@@ -153,6 +153,21 @@ struct DriverManagerFlags {
     /// Where the host's /run is mounted
     #[arg(long, global = true, default_value = "/run")]
     run_root: String,
+}
+
+/// A variable that is set to nothing is not set: the switch keeps its default.
+fn switch_on(text: &str) -> Result<bool, String> {
+    if text.is_empty() { Ok(true) } else { switch(text) }
+}
+
+/// The same for a switch that is off by default.
+fn switch_off(text: &str) -> Result<bool, String> {
+    if text.is_empty() { Ok(false) } else { switch(text) }
+}
+
+/// The same for a time that is none by default.
+fn duration_or_none(text: &str) -> Result<Duration, String> {
+    if text.is_empty() { Ok(Duration::ZERO) } else { duration(text) }
 }
 
 fn uncordon(text: &str) -> Result<Uncordon, String> {
@@ -233,7 +248,7 @@ pub enum VfioCommand {
         #[arg(long, env = "HOST_ROOT", default_value = "/")]
         host_root: String,
         /// NVSwitches too
-        #[arg(long = "bind-nvswitches", env = "BIND_NVSWITCHES", default_value = "false", value_parser = switch,
+        #[arg(long = "bind-nvswitches", env = "BIND_NVSWITCHES", default_value = "false", value_parser = switch_off,
               num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
         nvswitches: bool,
     },
@@ -243,7 +258,7 @@ pub enum VfioCommand {
         #[command(flatten)]
         devices: VfioDevices,
         /// NVSwitches too
-        #[arg(long = "unbind-nvswitches", env = "BIND_NVSWITCHES", default_value = "false", value_parser = switch,
+        #[arg(long = "unbind-nvswitches", env = "BIND_NVSWITCHES", default_value = "false", value_parser = switch_off,
               num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
         nvswitches: bool,
     },

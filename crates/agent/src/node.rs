@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use pitcrew_core::contract::{
-    AGENT_CORDON_ANNOTATION, HOST_DRIVER_ANNOTATION, KEEP_CORDONED_LABEL, NEEDS_REBOOT_ANNOTATION,
-    VISIT_ANNOTATION, nvsentinel,
+    AGENT_CORDON_ANNOTATION, DEFAULT_LABEL_DOMAIN, HOST_DRIVER_ANNOTATION, KEEP_CORDONED_LABEL, Keys,
+    NEEDS_REBOOT_ANNOTATION, VISIT_ANNOTATION, nvsentinel,
 };
 use pitcrew_core::selector::Labels;
 use serde::{Deserialize, Serialize};
@@ -79,7 +79,8 @@ impl Node {
 
     /// An upgrade controller looks after the node.
     pub fn is_managed(&self) -> bool {
-        self.annotations.get("nvidia.com/gpu-driver-upgrade-enabled").is_some_and(|value| value == "true")
+        let key = Keys::new(&"gpu".into(), DEFAULT_LABEL_DOMAIN).enabled;
+        self.annotations.get(&key).is_some_and(|value| value == "true")
     }
 
     /// Why only a reboot helps, if that was in this boot.

@@ -222,7 +222,9 @@ impl<H: Host> Run<'_, '_, H> {
                 // What is loaded from now on is the new driver: a failure before `finish` must not give the node back.
                 journal::write(*host, &settings.paths.journal, &self.boot, Stage::Unloaded).await?;
             }
-            tracing::info!("the node stays cordoned until `driver-manager finish` has seen the new driver");
+            let message = "The node stays cordoned until `driver-manager finish` sees its driver up";
+            tracing::info!("{message}");
+            cluster.say(&self.node, EVENT_REASON, false, message).await;
         } else {
             host.remove(&settings.paths.journal).await?;
         }

@@ -55,6 +55,14 @@ fn flags_stand_before_or_after_the_command_and_switches_need_no_value() {
 }
 
 #[test]
+fn a_variable_that_is_set_to_nothing_keeps_its_default() {
+    let settings =
+        driver_manager(&["--enable-auto-drain=", "--drain-use-force=", "--drain-timeout-seconds=", "finish"]);
+    let settings = settings.settings().unwrap();
+    assert!(settings.drain && !settings.force && settings.leave_limit.is_none());
+}
+
+#[test]
 fn an_empty_node_name_is_not_a_node_name() {
     let manager = driver_manager(&["--node-name=", "uninstall_driver"]);
     assert_eq!(manager.node_name().unwrap_err().exit_code(), crate::failure::USAGE);
