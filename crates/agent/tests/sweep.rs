@@ -13,8 +13,8 @@ use pitcrew_agent::labels::PAUSED;
 use serde_json::json;
 use stage::{Kill, NAMESPACE, Stage, early, operand};
 
-/// A run that is killed once and then fails for its own reasons is started this often.
-const STARTS_MAX: usize = 3;
+/// In a story that is disturbed twice every so manyth point is the second one: all pairs would be thousands.
+const STRIDE: usize = 7;
 
 #[derive(Clone, Copy, Debug)]
 enum Story {
@@ -82,22 +82,25 @@ impl Story {
     }
 }
 
-/// Plays a story and kills the agent once; what it comes to, and how many calls and requests there were.
-async fn play(story: Story, kill: Option<Kill>) -> (String, usize, usize) {
+/// Plays a story and kills the agent once for each of `kills`; what it comes to, and how many calls and requests the first
+/// run made.
+async fn play(story: Story, kills: &[Kill]) -> (String, usize, usize) {
     let stage = story.stage().await;
-    stage.host.dies(None);
-    if let Some(kill) = kill {
-        stage.plan(kill);
-    }
     let mut counts = None;
-    for _ in 0..STARTS_MAX {
+    // One start more than it is killed; a second kill may lie behind the end.
+    for start in 0..=kills.len() {
+        stage.forget();
+        stage.host.dies(None);
+        if let Some(kill) = kills.get(start) {
+            stage.plan(*kill);
+        }
         let ended = stage.until_killed(stage.uninstall()).await;
         counts.get_or_insert((stage.host.calls().len(), stage.requests()));
         judge(&stage, story).await;
         match ended {
             Some(Ok(())) => break,
             Some(Err(failure)) => {
-                assert!(!story.succeeds(), "{story:?} {kill:?}: {}", failure.sentence());
+                assert!(!story.succeeds(), "{story:?} {kills:?}: {}", failure.sentence());
                 break;
             }
             None => {}
@@ -133,24 +136,45 @@ async fn judge(stage: &Stage, story: Story) {
     }
 }
 
-fn run(story: Story, kill: Option<Kill>) -> (String, usize, usize) {
+fn run(story: Story, kills: &[Kill]) -> (String, usize, usize) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    runtime.unwrap().block_on(play(story, kill))
+    runtime.unwrap().block_on(play(story, kills))
+}
+
+/// Every call and every request, each before its effect and after it.
+fn points(calls: usize, requests: usize) -> Vec<Kill> {
+    let both = [false, true].into_iter();
+    let of_one = |after| {
+        let host = (1..=calls).map(move |at| Kill::Host(Death { at, after }));
+        host.chain((1..=requests).map(move |at| Kill::Api { at, after }))
+    };
+    both.flat_map(of_one).collect()
 }
 
 fn sweep(story: Story) {
-    let (expected, calls, requests) = run(story, None);
-    let mut points = 0;
-    for after in [false, true] {
-        let host = (1..=calls).map(|at| Kill::Host(Death { at, after }));
-        let api = (1..=requests).map(|at| Kill::Api { at, after });
-        for kill in host.chain(api) {
-            points += 1;
-            let (end, ..) = run(story, Some(kill));
-            assert_eq!(end, expected, "{story:?} killed at {kill:?}");
+    let (expected, calls, requests) = run(story, &[]);
+    let points = points(calls, requests);
+    for kill in &points {
+        assert_eq!(run(story, &[*kill]).0, expected, "{story:?} killed at {kill:?}");
+    }
+    println!("{story:?}: {calls} calls, {requests} requests, {} points", points.len());
+}
+
+fn sweep_twice(story: Story) {
+    let (expected, calls, requests) = run(story, &[]);
+    let points = points(calls, requests);
+    let mut pairs = 0;
+    for (index, first) in points.iter().enumerate() {
+        for second in points.iter().skip(index % STRIDE).step_by(STRIDE) {
+            pairs += 1;
+            assert_eq!(
+                run(story, &[*first, *second]).0,
+                expected,
+                "{story:?} killed at {first:?} and {second:?}"
+            );
         }
     }
-    println!("{story:?}: {calls} calls, {requests} requests, {points} points");
+    println!("{story:?}: {pairs} pairs of points");
 }
 
 #[test]
@@ -196,4 +220,14 @@ fn killed_anywhere_around_half_a_driver() {
 #[test]
 fn killed_anywhere_with_a_dra_plugin() {
     sweep(Story::WithPlugin);
+}
+
+#[test]
+fn killed_twice_while_the_driver_is_replaced() {
+    sweep_twice(Story::Replaced);
+}
+
+#[test]
+fn killed_twice_around_half_a_driver() {
+    sweep_twice(Story::Half);
 }
