@@ -68,7 +68,7 @@ pub enum DriverManagerCommand {
     /// Unload the driver and clear its place, unless the one that is wanted is loaded
     #[command(name = "uninstall_driver")]
     UninstallDriver,
-    /// Look at everything that uninstall_driver needs, and change nothing
+    /// Look at everything that `uninstall_driver` needs, and change nothing
     #[command(name = "preflight_check")]
     PreflightCheck,
     /// Look for a driver on the host and make the node's label say so, or no longer
@@ -87,6 +87,7 @@ pub enum DriverManagerCommand {
 }
 
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "the documented switches")]
 struct DriverManagerFlags {
     /// The node
     #[arg(long, env = "NODE_NAME", global = true)]

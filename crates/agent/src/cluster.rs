@@ -130,7 +130,7 @@ impl Cluster {
                     return Ok(());
                 }
                 Err(ApiError::Failed { source, .. }) if code(&source) == Some(409) => {
-                    *node = self.node().await?
+                    *node = self.node().await?;
                 }
                 Err(error) => return Err(error),
             }

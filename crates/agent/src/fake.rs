@@ -128,16 +128,16 @@ impl Machine {
         }
         let driver = path.strip_prefix("/sys/bus/pci/drivers/").and_then(|rest| rest.strip_suffix("/bind"));
         if let Some(driver) = driver {
-            self.bound(text, Some(driver.to_owned()));
+            self.bound(text, Some(driver));
             return Ok(());
         }
         self.file(path, text);
         Ok(())
     }
 
-    fn bound(&mut self, address: &str, driver: Option<String>) {
+    fn bound(&mut self, address: &str, driver: Option<&str>) {
         for device in self.devices.iter_mut().filter(|device| device.address == address) {
-            device.driver.clone_from(&driver);
+            device.driver = driver.map(str::to_owned);
         }
     }
 
@@ -282,7 +282,7 @@ impl Host for FakeHost {
         let ran = self.call(format!("run {} in {root}", command.join(" ")), |machine| {
             Ok(match (command, &machine.host_driver) {
                 (["modprobe", name], _) => {
-                    let code = if machine.loadable.contains_key(*name) { 0 } else { 1 };
+                    let code = i32::from(!machine.loadable.contains_key(*name));
                     Ran::Ended { code: Some(code), output: String::new() }
                 }
                 (_, HostDriver::Absent) => Ran::NotStarted,

@@ -11,7 +11,7 @@ use crate::settings::Paths;
 /// Asks a driver for its version.
 const QUESTION: [&str; 3] = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"];
 /// Slow machines with eight GPUs take ten seconds; a driver that hangs takes for ever.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
+const ANSWERS_WITHIN: Duration = Duration::from_mins(1);
 
 /// Asks whether the host has a driver; its version.
 pub async fn ask(host: &impl Host, paths: &Paths) -> Result<Option<String>, Failure> {

@@ -117,8 +117,8 @@ fn claims(spec: &PodSpec, status: &PodStatus) -> Vec<Box<str>> {
         let mut known = status.resource_claim_statuses.iter().flatten();
         known.find(|claim| claim.name == name).and_then(|claim| claim.resource_claim_name.clone())
     };
-    let named = spec.resource_claims.iter().flatten();
-    let names = named.filter_map(|claim| claim.resource_claim_name.clone().or_else(|| made(&claim.name)));
+    let used = spec.resource_claims.iter().flatten();
+    let names = used.filter_map(|claim| claim.resource_claim_name.clone().or_else(|| made(&claim.name)));
     names.map(String::into_boxed_str).collect()
 }
 
@@ -156,9 +156,8 @@ impl Leave {
         let uses = |on_node: &OnNode| {
             uses_device(&devices, &on_node.pod, claims) && !on_node.is_placed_by(&by_label)
         };
-        let concerned = |on_node: &&OnNode| match self.whole_node {
-            true => leaves_in_drain(&self.selector, &on_node.pod),
-            false => uses(on_node),
+        let concerned = |on_node: &&OnNode| {
+            if self.whole_node { leaves_in_drain(&self.selector, &on_node.pod) } else { uses(on_node) }
         };
         let leaving: Vec<&Pod> = pods.iter().filter(concerned).map(|on_node| &on_node.pod).collect();
         let removal = Removal {

@@ -147,17 +147,14 @@ async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let unusable =
         |what: String| move |error: &dyn std::fmt::Display| Failure::Usage(format!("{what}: {error}"));
-    let mut config = match kubeconfig {
-        Some(file) => {
-            let unusable = unusable(format!("cannot use kubeconfig {}", file.display()));
-            let read = Kubeconfig::read_from(file).map_err(|error| unusable(&error))?;
-            let options = KubeConfigOptions::default();
-            Config::from_custom_kubeconfig(read, &options).await.map_err(|error| unusable(&error))?
-        }
-        None => {
-            let unusable = unusable("cannot use the pod's service account".to_owned());
-            Config::incluster().map_err(|error| unusable(&error))?
-        }
+    let mut config = if let Some(file) = kubeconfig {
+        let unusable = unusable(format!("cannot use kubeconfig {}", file.display()));
+        let read = Kubeconfig::read_from(file).map_err(|error| unusable(&error))?;
+        let options = KubeConfigOptions::default();
+        Config::from_custom_kubeconfig(read, &options).await.map_err(|error| unusable(&error))?
+    } else {
+        let unusable = unusable("cannot use the pod's service account".to_owned());
+        Config::incluster().map_err(|error| unusable(&error))?
     };
     config.default_retry = false; // a budget's refusal must be seen at once
     let unusable = unusable("cannot speak to the API server".to_owned());

@@ -1,6 +1,8 @@
 //! What only a real Linux shows: mounts in a mount namespace of their own, programs in another root directory, the real
 //! binary by its names and signals. Where the kernel does not allow a private namespace the test says so and passes.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what these tests do not expect is a failure")]
+
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;

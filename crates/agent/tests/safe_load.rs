@@ -1,5 +1,7 @@
 //! `safe-load` from beginning to end, on a machine in memory and the embedded API.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what these tests do not expect is a failure")]
+
 mod stage;
 
 use std::time::Duration;

@@ -2,6 +2,8 @@
 //! The agent is started again until it ends, as a kubelet would. The end must be the one of an undisturbed run, nobody
 //! else's cordon may be lifted, and half a driver is never called fine.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what these tests do not expect is a failure")]
+
 mod stage;
 
 use std::time::Duration;

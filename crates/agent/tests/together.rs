@@ -1,6 +1,8 @@
 //! The agents in the embedded cluster with everybody else in it: real DaemonSet controllers take operands off when their
 //! labels are paused, kubelets end pods, and pitcrew's own controller answers a safe load.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what these tests do not expect is a failure")]
+
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};

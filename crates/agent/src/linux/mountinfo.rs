@@ -9,16 +9,12 @@ fn unescape(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().as_bytes().to_vec();
     for part in parts {
-        match part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                plain.push(byte);
-                plain.extend_from_slice(&part.as_bytes()[3..]);
-            }
-            None => {
-                plain.push(b'\\');
-                plain.extend_from_slice(part.as_bytes());
-            }
-        }
+        let (byte, rest) = match part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => (byte, &part[3..]),
+            None => (b'\\', part),
+        };
+        plain.push(byte);
+        plain.extend_from_slice(rest.as_bytes());
     }
     String::from_utf8_lossy(&plain).into_owned()
 }
