@@ -64,7 +64,7 @@ impl Story {
                 });
             }),
             Story::Busy => {
-                stage.host.change(|machine| machine.open(7, "python3", "/dev/nvidia0", &["nvidia"]))
+                stage.host.change(|machine| machine.open(7, "python3", "/dev/nvidia0", &["nvidia"]));
             }
             Story::Half => stage
                 .host

@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::json;
 
-fn pod(name: &str, spec: Value) -> OnNode {
+fn pod(name: &str, spec: &Value) -> OnNode {
     let owned = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "u", "controller": true}]);
     let object = json!({
         "metadata": {"namespace": "ns", "name": name, "uid": name, "ownerReferences": owned},
@@ -32,13 +32,13 @@ fn any_container_that_asks_for_a_gpu_makes_a_user() {
     let mut none = gpu("nvidia.com/gpu");
     none["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = json!("0");
     let pods = [
-        pod("whole", gpu("nvidia.com/gpu")),
-        pod("shared", gpu("nvidia.com/gpu.shared")),
-        pod("slice", gpu("nvidia.com/mig-1g.5gb")),
-        pod("init", init),
-        pod("none", none),
-        pod("other", gpu("example.com/fpga")),
-        pod("nothing", nothing),
+        pod("whole", &gpu("nvidia.com/gpu")),
+        pod("shared", &gpu("nvidia.com/gpu.shared")),
+        pod("slice", &gpu("nvidia.com/mig-1g.5gb")),
+        pod("init", &init),
+        pod("none", &none),
+        pod("other", &gpu("example.com/fpga")),
+        pod("nothing", &nothing),
     ];
     assert_eq!(leaving(&leave(false), &pods, &Claims::new()), ["whole", "shared", "slice", "init"]);
     assert_eq!(leaving(&leave(true), &pods, &Claims::new()).len(), 7);
@@ -60,7 +60,7 @@ fn a_claim_for_administration_keeps_the_plugin_but_makes_no_user() {
     let results = json!([{"driver": "gpu.nvidia.com", "adminAccess": true}]);
     let data = json!({"status": {"allocation": {"devices": {"results": results}}}});
     let spec = json!({"containers": [], "resourceClaims": [{"name": "c", "resourceClaimName": "admin"}]});
-    let pods = [pod("watcher", spec)];
+    let pods = [pod("watcher", &spec)];
     let known = |with_administration| {
         Claims::from([(ObjectName::new("ns", "admin"), claim(&data, with_administration))])
     };
@@ -72,7 +72,7 @@ fn a_claim_for_administration_keeps_the_plugin_but_makes_no_user() {
 fn pods_that_a_paused_label_takes_away_are_not_evicted() {
     let mut spec = gpu("nvidia.com/gpu");
     spec["nodeSelector"] = json!({"nvidia.com/gpu.deploy.client": "true"});
-    let mut client = pod("client", spec.clone());
+    let mut client = pod("client", &spec);
     assert_eq!(
         leaving(&leave(false), std::slice::from_ref(&client), &Claims::new()),
         ["client"],
@@ -81,7 +81,7 @@ fn pods_that_a_paused_label_takes_away_are_not_evicted() {
     client.pod.owner = Some(Owner { kind: OwnerKind::DaemonSet, name: "d".into(), uid: "u".into() });
     assert_eq!(leaving(&leave(false), &[client], &Claims::new()), [""; 0]);
     spec["nodeSelector"] = json!({});
-    let mut daemon = pod("daemon", spec);
+    let mut daemon = pod("daemon", &spec);
     daemon.pod.owner = Some(Owner { kind: OwnerKind::DaemonSet, name: "d".into(), uid: "u".into() });
     let refused = leave(false).leaving(&[daemon], &Claims::new()).unwrap_err();
     assert!(refused.contains("pod ns/daemon belongs to a DaemonSet"), "{refused}");

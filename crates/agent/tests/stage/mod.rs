@@ -52,6 +52,13 @@ pub(crate) enum Kill {
     Api { at: usize, after: bool },
 }
 
+/// How many requests the agent made, and at which it is killed, before that is served or after.
+#[derive(Default)]
+struct Requests {
+    made: usize,
+    kill: Option<(usize, bool)>,
+}
+
 pub(crate) struct Stage {
     pub(crate) api: ApiServer,
     pub(crate) admin: Client,
@@ -59,7 +66,7 @@ pub(crate) struct Stage {
     pub(crate) settings: Settings,
     /// What the agent asked of the API, and what it wrote on its node.
     pub(crate) trace: Arc<Mutex<Vec<String>>>,
-    requests: Arc<Mutex<(usize, Option<(usize, bool)>)>>,
+    requests: Arc<Mutex<Requests>>,
     died: Arc<Notify>,
     cluster: JoinHandle<()>,
 }
@@ -88,7 +95,7 @@ impl Stage {
     pub(crate) async fn bare(machine: Machine) -> Self {
         let api = ApiServer::new(EPOCH);
         let admin = api.client_as("admin");
-        let requests = Arc::new(Mutex::new((0, None)));
+        let requests = Arc::new(Mutex::new(Requests::default()));
         let died = Arc::new(Notify::new());
         let trace = Arc::new(Mutex::new(Vec::new()));
         let host = Arc::new(FakeHost::new(machine));
@@ -114,12 +121,12 @@ impl Stage {
                 trace.lock().unwrap().push(line.trim().to_owned());
             }
             let mut requests = requests.lock().unwrap();
-            requests.0 += 1;
-            let (at, after) = requests.1?;
-            if requests.0 != at {
+            requests.made += 1;
+            let (at, after) = requests.kill?;
+            if requests.made != at {
                 return None;
             }
-            requests.1 = None;
+            requests.kill = None;
             died.notify_one();
             Some(if after { Fault::LateReply(NEVER) } else { Fault::Delay(NEVER) })
         });
@@ -139,11 +146,11 @@ impl Stage {
 
     pub(crate) fn forget(&self) {
         self.trace.lock().unwrap().clear();
-        *self.requests.lock().unwrap() = (0, None);
+        *self.requests.lock().unwrap() = Requests::default();
     }
 
     pub(crate) fn requests(&self) -> usize {
-        self.requests.lock().unwrap().0
+        self.requests.lock().unwrap().made
     }
 
     pub(crate) fn agent(&self, stop: Stop) -> Agent<'_, FakeHost> {
@@ -181,7 +188,7 @@ impl Stage {
     pub(crate) fn plan(&self, kill: Kill) {
         match kill {
             Kill::Host(death) => self.host.dies(Some(death)),
-            Kill::Api { at, after } => self.requests.lock().unwrap().1 = Some((at, after)),
+            Kill::Api { at, after } => self.requests.lock().unwrap().kill = Some((at, after)),
         }
     }
 
