@@ -268,11 +268,10 @@ impl Cluster {
     }
 
     /// The answer, or `None` if there is no such object.
-    async fn if_there<T>(
-        &self,
-        operation: &str,
-        call: impl AsyncFn() -> Result<T, KubeError>,
-    ) -> Result<Option<T>, ApiError> {
+    async fn if_there<T, F>(&self, operation: &str, call: impl Fn() -> F) -> Result<Option<T>, ApiError>
+    where
+        F: Future<Output = Result<T, KubeError>>,
+    {
         match self.patiently(operation, call).await {
             Ok(found) => Ok(Some(found)),
             Err(ApiError::Failed { source, .. }) if code(&source) == Some(404) => Ok(None),
@@ -281,11 +280,10 @@ impl Cluster {
     }
 
     /// Makes a call until it is answered or its failure is no passing one.
-    async fn patiently<T>(
-        &self,
-        operation: &str,
-        call: impl AsyncFn() -> Result<T, KubeError>,
-    ) -> Result<T, ApiError> {
+    async fn patiently<T, F>(&self, operation: &str, call: impl Fn() -> F) -> Result<T, ApiError>
+    where
+        F: Future<Output = Result<T, KubeError>>,
+    {
         let mut pause = PAUSE;
         for attempt in 1.. {
             self.stop.check()?;

@@ -11,7 +11,7 @@ use crate::node::{self, Node};
 use crate::settings::EVENT_REASON;
 use crate::uninstall::Agent;
 use crate::unload::{self, Left};
-use crate::wait::{Audience, Look, Wait};
+use crate::wait::{Audience, Look, Looker, Wait};
 use crate::{journal, labels};
 
 /// How often it is looked whether the driver is up, and whether others still keep the node out.
@@ -24,25 +24,33 @@ pub async fn finish<H: Host>(agent: &Agent<'_, H>, limit: Option<Duration>) -> R
     let node = cluster.node().await?;
     let told = Audience { cluster, node: &node, reason: EVENT_REASON };
     let wait = Wait { what: "the new driver", every: LOOK_EVERY, limit };
-    wait.until(stop, told, async || look(agent, &boot).await).await?;
+    wait.until(stop, told, Finishing { agent, boot: &boot }).await?;
     host.remove(&settings.paths.journal).await?;
     Ok(())
 }
 
-/// Gives the node back as soon as nothing speaks against it.
-async fn look<H: Host>(agent: &Agent<'_, H>, boot: &str) -> Result<Look, Failure> {
-    if let Some(missing) = missing(agent, boot).await? {
-        return Ok(Look::Missing(missing));
+/// A node that waits to be given back.
+struct Finishing<'a, 'b, H> {
+    agent: &'a Agent<'b, H>,
+    boot: &'a str,
+}
+
+impl<H: Host> Looker for Finishing<'_, '_, H> {
+    /// Gives the node back as soon as nothing speaks against it.
+    async fn look(&mut self) -> Result<Look, Failure> {
+        if let Some(missing) = missing(self.agent, self.boot).await? {
+            return Ok(Look::Missing(missing));
+        }
+        let mut node = self.agent.cluster.node().await?;
+        if !node.is_cordoned_by_agent() {
+            return Ok(Look::Done);
+        }
+        if let Some(who) = node.kept_out_by() {
+            return Ok(Look::Missing(format!("it is up, but the node is kept out by {who}")));
+        }
+        give_back(self.agent, &mut node).await?;
+        Ok(Look::Done)
     }
-    let mut node = agent.cluster.node().await?;
-    if !node.is_cordoned_by_agent() {
-        return Ok(Look::Done);
-    }
-    if let Some(who) = node.kept_out_by() {
-        return Ok(Look::Missing(format!("it is up, but the node is kept out by {who}")));
-    }
-    give_back(agent, &mut node).await?;
-    Ok(Look::Done)
 }
 
 async fn give_back<H: Host>(agent: &Agent<'_, H>, node: &mut Node) -> Result<(), Failure> {

@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::operands::on_node;
 use crate::pods::{self, Claims, Leave, OnNode, claim_holders};
 use crate::stop::Stop;
-use crate::wait::{Audience, Look, Wait};
+use crate::wait::{Audience, Look, Looker, Wait};
 
 /// How often it is looked who is still there.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -32,15 +32,26 @@ pub(crate) async fn leave(
     limit: Option<Duration>,
 ) -> Result<(), Failure> {
     let what = if how.whole_node { "the node's pods to leave" } else { "the pods that use a GPU to leave" };
-    let mut pauses = Pauses::new();
     let wait = Wait { what, every: LOOK_EVERY, limit };
-    wait.until(stop, told, async || {
-        let pods = on_node(told.cluster).await?;
-        let claims = claims_of(told.cluster, &pods, false).await?;
-        let leaving = how.leaving(&pods, &claims).map_err(Failure::CannotLeave)?;
+    wait.until(stop, told, Leaving { cluster: told.cluster, how, pauses: Pauses::new() }).await
+}
+
+/// Pods on their way out.
+struct Leaving<'a> {
+    cluster: &'a Cluster,
+    how: &'a Leave,
+    pauses: Pauses,
+}
+
+impl Looker for Leaving<'_> {
+    /// Asks whoever has to leave and may be asked now.
+    async fn look(&mut self) -> Result<Look, Failure> {
+        let pods = on_node(self.cluster).await?;
+        let claims = claims_of(self.cluster, &pods, false).await?;
+        let leaving = self.how.leaving(&pods, &claims).map_err(Failure::CannotLeave)?;
         let mut refused = None;
         for pod in &leaving {
-            if pod.deleting.is_none() && !ask(told.cluster, pod, &mut pauses).await? {
+            if pod.deleting.is_none() && !ask(self.cluster, pod, &mut self.pauses).await? {
                 refused.get_or_insert(&pod.name);
             }
         }
@@ -51,8 +62,7 @@ pub(crate) async fn leave(
             }
             (false, None) => Look::Missing(format!("{} on the way", pods::names(&leaving))),
         })
-    })
-    .await
+    }
 }
 
 /// Asks a pod to leave unless it was refused a moment ago; whether it does.

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::host::{Host, KernelPaths};
 use crate::settings::Settings;
 use crate::stop::Stop;
-use crate::wait::{Audience, Look, Wait};
+use crate::wait::{Audience, Look, Looker, Wait};
 
 /// Mellanox.
 const VENDOR: u32 = 0x15b3;
@@ -22,21 +22,28 @@ pub(crate) async fn ready(
     stop: &Stop,
     told: Audience<'_>,
 ) -> Result<(), Failure> {
-    let has_card =
-        async || Ok::<_, Failure>(host.pci_devices().await?.iter().any(|device| device.vendor == VENDOR));
-    if !settings.rdma || !has_card().await? {
+    if !settings.rdma || !host.pci_devices().await?.iter().any(|device| device.vendor == VENDOR) {
         return Ok(());
     }
     let wait = Wait { what: "MOFED", every: LOOK_EVERY, limit: Some(settings.mofed_limit) };
-    wait.until(stop, told, async || {
-        let (ready, missing) = if settings.host_mofed {
-            let loaded = host.modules(&KernelPaths::default()).await?.contains_key(HOST_MODULE);
+    wait.until(stop, told, Mofed { host, settings }).await
+}
+
+/// MOFED on this machine.
+struct Mofed<'a, H> {
+    host: &'a H,
+    settings: &'a Settings,
+}
+
+impl<H: Host> Looker for Mofed<'_, H> {
+    async fn look(&mut self) -> Result<Look, Failure> {
+        let (ready, missing) = if self.settings.host_mofed {
+            let loaded = self.host.modules(&KernelPaths::default()).await?.contains_key(HOST_MODULE);
             (loaded, format!("kernel module {HOST_MODULE} is not loaded on the host"))
         } else {
-            let path = &settings.paths.mofed_ready;
-            (host.exists(path).await?, format!("{path} is not there"))
+            let path = &self.settings.paths.mofed_ready;
+            (self.host.exists(path).await?, format!("{path} is not there"))
         };
         Ok(if ready { Look::Done } else { Look::Missing(missing) })
-    })
-    .await
+    }
 }

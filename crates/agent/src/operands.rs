@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::labels::{self, Batch, PREFIX};
 use crate::pods::{self, OnNode};
 use crate::stop::Stop;
-use crate::wait::{Audience, Look, Wait};
+use crate::wait::{Audience, Look, Looker, Wait};
 
 /// How often the pods of an operand are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -71,22 +71,41 @@ pub(crate) async fn gone(
 async fn app_gone(told: Audience<'_>, stop: &Stop, namespace: &str, app: &str) -> Result<(), Failure> {
     let (what, label) = (format!("the pods of {app} to leave"), format!("app={app}"));
     let wait = Wait { what: &what, every: LOOK_EVERY, limit: Some(LEAVES_WITHIN) };
-    wait.until(stop, told, async || {
-        let pods = told.cluster.pods(Some((namespace, &label))).await?;
+    wait.until(stop, told, OfApp { cluster: told.cluster, namespace, label: &label }).await
+}
+
+/// The pods with a label, in one namespace.
+struct OfApp<'a> {
+    cluster: &'a Cluster,
+    namespace: &'a str,
+    label: &'a str,
+}
+
+impl Looker for OfApp<'_> {
+    async fn look(&mut self) -> Result<Look, Failure> {
+        let pods = self.cluster.pods(Some((self.namespace, self.label))).await?;
         Ok(still_there(pods.into_iter().map(OnNode::read)))
-    })
-    .await
+    }
 }
 
 /// DaemonSets' pods that one of these labels places, in any namespace.
 async fn placed_gone(told: Audience<'_>, stop: &Stop, keys: &[String]) -> Result<(), Failure> {
     let what = format!("the pods that {} places to leave", keys.join(" and "));
     let wait = Wait { what: &what, every: LOOK_EVERY, limit: Some(LEAVES_WITHIN) };
-    wait.until(stop, told, async || {
-        let pods = on_node(told.cluster).await?;
-        Ok(still_there(pods.into_iter().filter(|pod| pod.is_placed_by(keys))))
-    })
-    .await
+    wait.until(stop, told, PlacedBy { cluster: told.cluster, keys }).await
+}
+
+/// DaemonSets' pods that labels of the node place.
+struct PlacedBy<'a> {
+    cluster: &'a Cluster,
+    keys: &'a [String],
+}
+
+impl Looker for PlacedBy<'_> {
+    async fn look(&mut self) -> Result<Look, Failure> {
+        let pods = on_node(self.cluster).await?;
+        Ok(still_there(pods.into_iter().filter(|pod| pod.is_placed_by(self.keys))))
+    }
 }
 
 /// All pods on the node.

@@ -53,8 +53,7 @@ pub async fn safe_load<H: Host>(
     options: &Options,
 ) -> Result<(), Failure> {
     let config = read_config(cluster, options).await?;
-    let check = async |userspace: bool| check(host, &config.modules, userspace).await;
-    check(false).await?;
+    check(host, &config.modules, false).await?;
     let boot = journal::boot_id(host).await?;
     let request = Request { pod: options.pod.clone(), boot, since: cluster.now() };
     let Some(annotation) = config.annotation.as_deref().filter(|_| config.enabled) else {
@@ -62,7 +61,7 @@ pub async fn safe_load<H: Host>(
             let mut node = cluster.node().await?;
             take_back(cluster, &mut node, annotation, &request).await?;
         }
-        return check(true).await;
+        return check(host, &config.modules, true).await;
     };
     let mut node = cluster.node().await?;
     let ask = |node: &Node| {
@@ -92,7 +91,7 @@ pub async fn safe_load<H: Host>(
         }
         return Err(failure);
     }
-    check(true).await?;
+    check(host, &config.modules, true).await?;
     tracing::info!("the driver can be loaded");
     Ok(())
 }

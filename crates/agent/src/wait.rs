@@ -32,6 +32,12 @@ pub(crate) enum Look {
     Missing(String),
 }
 
+/// Who looks. A trait and not a closure: a program that is told to be `Send` has to know that its looks are.
+pub(crate) trait Looker: Send {
+    /// One look.
+    fn look(&mut self) -> impl Future<Output = Result<Look, Failure>> + Send;
+}
+
 /// Whom to tell, and about which node.
 #[derive(Clone, Copy)]
 pub(crate) struct Audience<'a> {
@@ -49,14 +55,14 @@ impl Wait<'_> {
         self,
         stop: &Stop,
         told: Audience<'_>,
-        mut look: impl AsyncFnMut() -> Result<Look, Failure>,
+        mut look: impl Looker,
     ) -> Result<(), Failure> {
         let Wait { what, every, limit } = self;
         let begun = Instant::now();
         let (mut said, mut last) = (false, String::new());
         loop {
             stop.check()?;
-            let Look::Missing(missing) = look().await? else { return Ok(()) };
+            let Look::Missing(missing) = look.look().await? else { return Ok(()) };
             if missing != last {
                 tracing::info!("waiting for {what}: {missing}");
                 last.clone_from(&missing);

@@ -104,7 +104,7 @@ async fn sigterm_takes_the_request_back() {
     let stage = stage(enabled(), Machine::default()).await;
     let (stopper, stop) = Stopper::new();
     let tell = async {
-        tokio::time::sleep(Duration::from_secs(60)).await;
+        tokio::time::sleep(Duration::from_mins(1)).await;
         assert!(request(&stage).await.is_some());
         stopper.stop();
     };
@@ -243,7 +243,7 @@ fn killed_anywhere_it_comes_to_the_same_end() {
             let options = options();
             let mut counts = None;
             for start in 0.. {
-                let ended = stage.until_killed(ask_and_release(&stage, &options)).await;
+                let ended = stage.until_killed(Box::pin(ask_and_release(&stage, &options))).await;
                 counts.get_or_insert((stage.host.calls().len(), stage.requests()));
                 match ended {
                     Some(result) => {

@@ -121,3 +121,12 @@ async fn pitcrews_controller_releases_a_safe_load_whatever_its_value() {
     assert!(!is_cordoned(&after) && !after.annotations().contains_key(key));
     running.abort();
 }
+
+/// A simulation runs many agents as tasks; that this compiles is the test.
+#[expect(dead_code, reason = "it is compiled, not called")]
+fn agents_can_be_tasks(agent: &Agent<'_, FakeHost>, options: &Options) {
+    fn is_send(_: impl Send) {}
+    is_send(uninstall(agent));
+    is_send(finish(agent, None));
+    is_send(safe_load(agent.host, &agent.cluster, &agent.stop, options));
+}

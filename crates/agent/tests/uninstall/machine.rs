@@ -174,7 +174,7 @@ async fn devices_of_virtual_machines_come_back_and_others_are_left_alone() {
     let stage = Stage::new(Machine::default()).await;
     stage.host.change(|machine| {
         machine.devices =
-            vec![device("a", "vfio-pci"), device("b", "other"), device("c", "nvgrace_gpu_vfio_pci")]
+            vec![device("a", "vfio-pci"), device("b", "other"), device("c", "nvgrace_gpu_vfio_pci")];
     });
     stage.uninstall().await.unwrap();
     let drivers: Vec<Option<String>> =

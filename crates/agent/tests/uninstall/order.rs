@@ -1,7 +1,5 @@
 //! What happens, in which order, and what is asked of the API.
 
-use std::time::Duration;
-
 use kube::ResourceExt as _;
 use pitcrew_agent::failure::TIMED_OUT;
 use pitcrew_agent::fake::{HostDriver, Machine};
