@@ -154,6 +154,9 @@ struct DriverManagerFlags {
     /// Where the host's /run is mounted
     #[arg(long, global = true, default_value = "/run")]
     run_root: String,
+    /// Below which directory the machine's files are; for tests
+    #[arg(long, global = true, default_value = "/", hide = true)]
+    machine_root: PathBuf,
 }
 
 /// A variable that is set to nothing is not set: the switch keeps its default.
@@ -188,6 +191,11 @@ impl DriverManager {
     /// The kubeconfig file.
     pub fn kubeconfig(&self) -> Option<&Path> {
         kubeconfig(self.flags.kubeconfig.as_deref())
+    }
+
+    /// Below which directory the machine's files are.
+    pub fn machine_root(&self) -> &Path {
+        &self.flags.machine_root
     }
 
     /// What it was told.

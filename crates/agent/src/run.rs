@@ -65,7 +65,10 @@ async fn work(agent: &Arguments) -> Result<(), Failure> {
     let host = Linux::default();
     let work = async {
         match &agent.which {
-            AgentCommand::DriverManager(arguments) => driver_manager(&host, &stop, arguments).await,
+            AgentCommand::DriverManager(arguments) => {
+                let host = Linux::below(arguments.machine_root());
+                driver_manager(&host, &stop, arguments).await
+            }
             AgentCommand::VfioManage(arguments) => vfio_manage(&host, arguments).await,
             AgentCommand::SafeLoad(arguments) => safe_load_on(&host, &stop, arguments).await,
         }

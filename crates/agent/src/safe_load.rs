@@ -52,48 +52,64 @@ pub async fn safe_load<H: Host>(
     stop: &Stop,
     options: &Options,
 ) -> Result<(), Failure> {
-    let config = read_config(cluster, options).await?;
+    // A request of an earlier start has to be found again, even by one that is told to end at once.
+    let config = read_config(&cluster.undisturbed(), options).await?;
+    let request =
+        Request { pod: options.pod.clone(), boot: journal::boot_id(host).await?, since: cluster.now() };
+    let result = ask(host, cluster, stop, options, &config, &request).await;
+    if let Some(annotation) = config.annotation.as_deref().filter(|_| result.is_err() || !config.enabled) {
+        clean_up(&cluster.undisturbed(), annotation, &request, result.as_ref().err()).await;
+    }
+    result
+}
+
+/// Asks and waits, if that is switched on; else only looks whether the driver could be loaded.
+async fn ask<H: Host>(
+    host: &H,
+    cluster: &Cluster,
+    stop: &Stop,
+    options: &Options,
+    config: &Config,
+    request: &Request,
+) -> Result<(), Failure> {
     check(host, &config.modules, false).await?;
-    let boot = journal::boot_id(host).await?;
-    let request = Request { pod: options.pod.clone(), boot, since: cluster.now() };
-    let Some(annotation) = config.annotation.as_deref().filter(|_| config.enabled) else {
-        if let Some(annotation) = &config.annotation {
-            let mut node = cluster.node().await?;
-            take_back(cluster, &mut node, annotation, &request).await?;
-        }
-        return check(host, &config.modules, true).await;
-    };
-    let mut node = cluster.node().await?;
-    let ask = |node: &Node| {
-        let ours = Request::found(node, annotation).is_some_and(|found| found.is_same(&request));
-        if ours {
-            Change::default()
-        } else {
-            Change::default().with_annotation(annotation, Some(request.text()))
-        }
-    };
-    cluster.change(&mut node, "ask for a safe moment to load the driver", ask).await?;
-    let reason = event_reason(annotation);
-    cluster.say(&node, &reason, false, "The driver waits until it can be loaded safely").await;
-    let waited = released(cluster, stop, &mut node, annotation, options.deadline).await;
-    if let Err(failure) = waited {
-        let undisturbed = cluster.undisturbed();
-        let taking_back = take_back(&undisturbed, &mut node, annotation, &request);
-        match tokio::time::timeout(TAKE_BACK_WITHIN, taking_back).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!("could not take the request back: {}", error.sentence()),
-            Err(_) => tracing::error!("could not take the request back in time; the next driver pod does"),
-        }
-        if !matches!(failure, Failure::Stopped(_)) {
-            undisturbed
-                .say(&node, &reason, true, &format!("The driver was not loaded: {}", failure.sentence()))
-                .await;
-        }
-        return Err(failure);
+    if let Some(annotation) = config.annotation.as_deref().filter(|_| config.enabled) {
+        let mut node = cluster.node().await?;
+        let ask = |node: &Node| {
+            let ours = Request::found(node, annotation).is_some_and(|found| found.is_same(request));
+            let change = Change::default();
+            if ours { change } else { change.with_annotation(annotation, Some(request.text())) }
+        };
+        cluster.change(&mut node, "ask for a safe moment to load the driver", ask).await?;
+        let message = "The driver waits until it can be loaded safely";
+        cluster.say(&node, &event_reason(annotation), false, message).await;
+        released(cluster, stop, &mut node, annotation, options.deadline).await?;
     }
     check(host, &config.modules, true).await?;
     tracing::info!("the driver can be loaded");
     Ok(())
+}
+
+/// Takes the request back if it is this pod's, whichever start of it asked, and says why the driver was not loaded.
+async fn clean_up(cluster: &Cluster, annotation: &str, request: &Request, failure: Option<&Failure>) {
+    let taking_back = async {
+        let mut node = cluster.node().await?;
+        take_back(cluster, &mut node, annotation, request).await?;
+        Ok::<Node, Failure>(node)
+    };
+    let node = match tokio::time::timeout(TAKE_BACK_WITHIN, taking_back).await {
+        Ok(Ok(node)) => node,
+        Ok(Err(error)) => {
+            return tracing::error!("could not take the request back: {}", error.sentence());
+        }
+        Err(_) => {
+            return tracing::error!("could not take the request back in time; the next driver pod does");
+        }
+    };
+    if let Some(failure) = failure.filter(|failure| !matches!(failure, Failure::Stopped(_))) {
+        let message = format!("The driver was not loaded: {}", failure.sentence());
+        cluster.say(&node, &event_reason(annotation), true, &message).await;
+    }
 }
 
 async fn read_config(cluster: &Cluster, options: &Options) -> Result<Config, Failure> {

@@ -115,6 +115,16 @@ async fn sigterm_takes_the_request_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn told_to_end_at_once_it_still_takes_back_what_an_earlier_start_asked() {
+    let stage = stage(enabled(), Machine::default()).await;
+    stage.annotate(KEY, Some(r#"{"pod":"pod-1","boot":"boot-1","since":"2026-01-01T00:00:00Z"}"#)).await;
+    let (stopper, stop) = Stopper::new();
+    stopper.stop();
+    assert_eq!(ask(&stage, &options(), stop).await.unwrap_err().exit_code(), TERMINATED);
+    assert_eq!(request(&stage).await, None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stale_request_is_replaced_and_another_pods_is_not_taken_back() {
     for stale in ["true", r#"{"pod":"pod-0","boot":"boot-1","since":"2026-01-01T00:00:00Z"}"#] {
         let stage = stage(enabled(), Machine::default()).await;
