@@ -74,12 +74,17 @@ enum Command {
     Matrix(matrix::Args),
     /// Play random upgrades under random faults and check every promise: no cluster, no configuration
     Simulate(simulate::Args),
+    /// Run one of the agents that work on a node beside its driver
+    Node(pitcrew_agent::arguments::Agent),
     /// Print pitcrew's custom resource definitions, for kubectl apply -f -
     Crd(crd::Args),
 }
 
 fn main() -> ExitCode {
     let called = std::env::args_os().next().unwrap_or_default();
+    if pitcrew_agent::is_own_name(&called) {
+        return ExitCode::from(pitcrew_agent::run(std::env::args_os()));
+    }
     let parsed = command(&called).try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
@@ -104,6 +109,7 @@ fn main() -> ExitCode {
         Command::RefreshClients(args) => refresh_clients::run(&args),
         Command::Matrix(args) => matrix::run(&args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Node(agent) => Ok(ExitCode::from(pitcrew_agent::run_agent(&agent))),
         Command::Crd(args) => crd::run(&args),
     };
     result.unwrap_or_else(|error| words::failure(&error))

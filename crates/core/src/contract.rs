@@ -22,6 +22,12 @@ pub const CHECKPOINTED_ANNOTATION: &str = "pitcrew.dev/checkpointed";
 pub const RELEASED_ANNOTATION: &str = "pitcrew.dev/released";
 /// Node annotation: who keeps health systems off the node, since when, and what was there before.
 pub const HEALTH_HOLD_ANNOTATION: &str = "pitcrew.dev/health-hold";
+/// Node annotation, written by the driver manager on a node: the cordon is its own, and since when.
+pub const AGENT_CORDON_ANNOTATION: &str = "pitcrew.dev/driver-manager-cordon";
+/// Node annotation, written by the driver manager: only a reboot brings the node's driver back, and why.
+pub const NEEDS_REBOOT_ANNOTATION: &str = "pitcrew.dev/needs-reboot";
+/// Node annotation, written by the driver manager when it finds a driver on the host: what the label said before.
+pub const HOST_DRIVER_ANNOTATION: &str = "pitcrew.dev/host-driver";
 /// Node annotation: the last visit, by which rollout, and when it ended.
 pub const LAST_VISIT_ANNOTATION: &str = "pitcrew.dev/last-visit";
 /// Nodes with this label and the value `true` get a new version first: the documented canary label.

@@ -1,7 +1,7 @@
 //! The states in which work leaves the node: waiting for jobs, taking device users off, draining.
 
 use jiff::{SignedDuration, Timestamp};
-use kube::core::SelectorExt;
+use kube::core::{Selector, SelectorExt};
 
 use super::cordon::{GivenBack, give_back};
 use super::members::Member;
@@ -127,8 +127,13 @@ pub(super) fn drained<'a>(member: &Member<'a>, drain: &'a Drain) -> impl Iterato
 }
 
 fn is_drained(drain: &Drain, pod: &Pod) -> bool {
+    leaves_in_drain(&drain.selector, pod)
+}
+
+/// Whether a drain with this selector takes a pod off.
+pub fn leaves_in_drain(selector: &Selector, pod: &Pod) -> bool {
     let stays = pod.is_daemon() || pod.mirror || pod.is_finished() || is_gate_pod(&pod.labels);
-    !stays && drain.selector.matches(&pod.labels)
+    !stays && selector.matches(&pod.labels)
 }
 
 /// A pod that uses the device and that a drain does not touch: the driver could never restart.

@@ -63,9 +63,10 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
+pub use leaving::leaves_in_drain;
 pub use ledger::Ledger;
 pub use refresh::{ClientFacts, NodeClients, Outcome, client_survey};
-pub use removal::uses_device;
+pub use removal::{undeletable, uses_device};
 pub use rollout::newest_rollout;
 
 use crate::action::Action;

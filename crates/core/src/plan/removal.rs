@@ -51,7 +51,7 @@ pub(super) enum Progress {
 }
 
 /// Names the pods that the policy does not allow to evict, and what would allow it.
-pub(super) fn undeletable<'a>(pods: impl Iterator<Item = &'a Pod>, removal: Removal) -> Option<Finding> {
+pub fn undeletable<'a>(pods: impl Iterator<Item = &'a Pod>, removal: Removal) -> Option<Finding> {
     let why = |pod: &Pod| match () {
         () if pod.deleting.is_some() => None,
         () if pod.is_daemon() => Some(("belongs to a DaemonSet, which would put it back at once", None)),

@@ -1,0 +1,87 @@
+//! `finish`: gives the node back when the new driver is up, in clusters without an upgrade controller.
+//!
+//! It runs beside the driver container. It lifts only a cordon that the driver manager has set, and only when nothing else
+//! keeps the node out.
+
+use std::time::Duration;
+
+use crate::failure::Failure;
+use crate::host::Host;
+use crate::node::{self, Node};
+use crate::settings::EVENT_REASON;
+use crate::uninstall::Agent;
+use crate::unload::{self, Left};
+use crate::wait::{Audience, Look, Looker, Wait};
+use crate::{journal, labels};
+
+/// How often it is looked whether the driver is up, and whether others still keep the node out.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Waits for the new driver and lifts the driver manager's cordon.
+pub async fn finish<H: Host>(agent: &Agent<'_, H>, limit: Option<Duration>) -> Result<(), Failure> {
+    let Agent { host, cluster, stop, settings } = agent;
+    let boot = journal::boot_id(*host).await?;
+    let node = cluster.node().await?;
+    let told = Audience { cluster, node: &node, reason: EVENT_REASON };
+    let wait = Wait { what: "the new driver", every: LOOK_EVERY, limit };
+    wait.until(stop, told, Finishing { agent, boot: &boot }).await?;
+    host.remove(&settings.paths.journal).await?;
+    Ok(())
+}
+
+/// A node that waits to be given back.
+struct Finishing<'a, 'b, H> {
+    agent: &'a Agent<'b, H>,
+    boot: &'a str,
+}
+
+impl<H: Host> Looker for Finishing<'_, '_, H> {
+    /// Gives the node back as soon as nothing speaks against it.
+    async fn look(&mut self) -> Result<Look, Failure> {
+        if let Some(missing) = missing(self.agent, self.boot).await? {
+            return Ok(Look::Missing(missing));
+        }
+        let mut node = self.agent.cluster.node().await?;
+        if !node.is_cordoned_by_agent() {
+            return Ok(Look::Done);
+        }
+        if let Some(who) = node.kept_out_by() {
+            return Ok(Look::Missing(format!("it is up, but the node is kept out by {who}")));
+        }
+        give_back(self.agent, &mut node).await?;
+        Ok(Look::Done)
+    }
+}
+
+async fn give_back<H: Host>(agent: &Agent<'_, H>, node: &mut Node) -> Result<(), Failure> {
+    let custom = agent.settings.custom_label.as_deref();
+    agent
+        .cluster
+        .change(node, "give the node back", |node| {
+            node::reboot_is_over(node::uncordon(node)).with_labels(labels::restore(&node.labels, custom))
+        })
+        .await?;
+    if !node.is_cordoned_by_agent() {
+        let message = "The new driver is up: the driver manager has given the node back";
+        agent.cluster.say(node, EVENT_REASON, false, message).await;
+    }
+    Ok(())
+}
+
+/// What is missing of the new driver.
+async fn missing<H: Host>(agent: &Agent<'_, H>, boot: &str) -> Result<Option<String>, Failure> {
+    let paths = &agent.settings.paths;
+    Ok(match unload::found(agent.host, paths, boot).await? {
+        (Left::Nothing, _) => Some("it is not loaded".to_owned()),
+        (Left::Half, _) => Some("half of the old one is still loaded; the node needs a reboot".to_owned()),
+        (Left::Whole, _) if !agent.host.mounts().await?.contains(&paths.driver_root) => {
+            Some(format!("its root directory {} is not mounted", paths.driver_root))
+        }
+        (Left::Whole, _)
+            if !paths.driver_ready.is_empty() && !agent.host.exists(&paths.driver_ready).await? =>
+        {
+            Some(format!("{} is not there", paths.driver_ready))
+        }
+        (Left::Whole, _) => None,
+    })
+}

@@ -1,0 +1,47 @@
+//! A driver that is installed on the host: found by asking it, told by a label, and taken back when it is gone.
+
+use std::time::Duration;
+
+use crate::cluster::Cluster;
+use crate::failure::Failure;
+use crate::host::{Host, Ran};
+use crate::node::{self, Node};
+use crate::settings::Paths;
+
+/// Asks a driver for its version.
+const QUESTION: [&str; 3] = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"];
+/// Slow machines with eight GPUs take ten seconds; a driver that hangs takes for ever.
+const ANSWERS_WITHIN: Duration = Duration::from_mins(1);
+
+/// Asks whether the host has a driver; its version.
+pub async fn ask(host: &impl Host, paths: &Paths) -> Result<Option<String>, Failure> {
+    match host.run(&paths.host_root, &QUESTION, ANSWERS_WITHIN).await? {
+        Ran::Ended { code: Some(0), output } => {
+            Ok(output.lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned))
+        }
+        Ran::Ended { .. } | Ran::NotStarted => Ok(None),
+        Ran::TimedOut => Err(Failure::HostDriverHangs { limit: ANSWERS_WITHIN }),
+    }
+}
+
+/// Asks, and makes the node's label say what is so.
+pub async fn settle(
+    host: &impl Host,
+    cluster: &Cluster,
+    node: &mut Node,
+    paths: &Paths,
+) -> Result<Option<String>, Failure> {
+    let version = ask(host, paths).await?;
+    match &version {
+        Some(version) => {
+            tracing::info!("the host has driver {version} installed");
+            cluster.change(node, "label the node as one with a host driver", node::has_host_driver).await?;
+        }
+        None => {
+            cluster
+                .change(node, "take back that the node has a host driver", node::has_no_host_driver)
+                .await?;
+        }
+    }
+    Ok(version)
+}

@@ -1,0 +1,116 @@
+//! Pods are asked to leave the node, by the rules in [`crate::pods`], with longer and longer pauses where a budget refuses.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pitcrew_core::names::{ObjectName, Uid};
+use pitcrew_core::snapshot::{Claim, Pod};
+use tokio::time::Instant;
+
+use crate::cluster::{Cluster, Eviction};
+use crate::failure::Failure;
+use crate::operands::on_node;
+use crate::pods::{self, Claims, Leave, OnNode, claim_holders};
+use crate::stop::Stop;
+use crate::wait::{Audience, Look, Looker, Wait};
+
+/// How often it is looked who is still there.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// After the first refusal; each one after it doubles the pause, …
+const PAUSE: Duration = Duration::from_secs(1);
+/// … up to this. A budget that refuses for a minute is asked seven times.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// Until when a pod is not asked again, and how long the pause was.
+type Pauses = BTreeMap<Uid, (Instant, Duration)>;
+
+/// Evicts the pods that have to leave, and waits until they have.
+pub(crate) async fn leave(
+    told: Audience<'_>,
+    stop: &Stop,
+    how: &Leave,
+    limit: Option<Duration>,
+) -> Result<(), Failure> {
+    let what = if how.whole_node { "the node's pods to leave" } else { "the pods that use a GPU to leave" };
+    let wait = Wait { what, every: LOOK_EVERY, limit };
+    wait.until(stop, told, Leaving { cluster: told.cluster, how, pauses: Pauses::new() }).await
+}
+
+/// Pods on their way out.
+struct Leaving<'a> {
+    cluster: &'a Cluster,
+    how: &'a Leave,
+    pauses: Pauses,
+}
+
+impl Looker for Leaving<'_> {
+    /// Asks whoever has to leave and may be asked now.
+    async fn look(&mut self) -> Result<Look, Failure> {
+        let pods = on_node(self.cluster).await?;
+        let claims = claims_of(self.cluster, &pods, false).await?;
+        let leaving = self.how.leaving(&pods, &claims).map_err(Failure::CannotLeave)?;
+        let mut refused = None;
+        for pod in &leaving {
+            if pod.deleting.is_none() && !ask(self.cluster, pod, &mut self.pauses).await? {
+                refused.get_or_insert(&pod.name);
+            }
+        }
+        Ok(match (leaving.is_empty(), refused) {
+            (true, _) => Look::Done,
+            (false, Some(pod)) => {
+                Look::Missing(format!("pod {pod} may not be evicted now (a budget refuses)"))
+            }
+            (false, None) => Look::Missing(format!("{} on the way", pods::names(&leaving))),
+        })
+    }
+}
+
+/// Asks a pod to leave unless it was refused a moment ago; whether it does.
+async fn ask(cluster: &Cluster, pod: &Pod, pauses: &mut Pauses) -> Result<bool, Failure> {
+    let now = Instant::now();
+    let before = pauses.get(&pod.uid).copied();
+    if before.is_some_and(|(until, _)| now < until) {
+        return Ok(false);
+    }
+    match cluster.evict(&pod.name.namespace, &pod.name.name, pod.uid.as_str()).await? {
+        Eviction::Accepted => {
+            tracing::info!("evicted pod {}", pod.name);
+            Ok(true)
+        }
+        Eviction::NotNow => {
+            let pause = before.map_or(PAUSE, |(_, pause)| (pause * 2).min(PAUSE_MAX));
+            pauses.insert(pod.uid.clone(), (now + pause, pause));
+            Ok(false)
+        }
+    }
+}
+
+/// Nobody on the node may hold a claim when the plugin leaves that would give it back.
+pub(crate) async fn no_claim_holders(cluster: &Cluster) -> Result<(), Failure> {
+    let pods = on_node(cluster).await?;
+    let claims = claims_of(cluster, &pods, true).await?;
+    let holders = claim_holders(&pods, &claims);
+    if holders.is_empty() { Ok(()) } else { Err(Failure::ClaimsHeld { pods: pods::names(&holders) }) }
+}
+
+/// Looks up the claims that pods refer to. One that does not exist is held by nobody.
+async fn claims_of(cluster: &Cluster, pods: &[OnNode], with_administration: bool) -> Result<Claims, Failure> {
+    let mut claims = Claims::new();
+    if pods.iter().all(|on_node| on_node.pod.claims.is_empty()) {
+        return Ok(claims);
+    }
+    let Some(version) = cluster.claim_version().await? else { return Ok(claims) };
+    for OnNode { pod, .. } in pods.iter().filter(|on_node| !on_node.pod.is_finished()) {
+        for claim in &pod.claims {
+            let name = ObjectName { namespace: pod.name.namespace.clone(), name: (**claim).into() };
+            if claims.contains_key(&name) {
+                continue;
+            }
+            let found = cluster.claim(&version, &name.namespace, &name.name).await?;
+            let facts =
+                found.map_or_else(Claim::default, |found| pods::claim(&found.data, with_administration));
+            claims.insert(name, facts);
+        }
+    }
+    Ok(claims)
+}

@@ -1,0 +1,237 @@
+//! The agent's own node: what it reads of it, and what it writes.
+//!
+//! Every write is a merge patch of what changes, pinned to the version that was read: whoever else wrote meanwhile is seen
+//! before anything is decided.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node as ApiNode;
+use pitcrew_core::contract::{
+    AGENT_CORDON_ANNOTATION, DEFAULT_LABEL_DOMAIN, HOST_DRIVER_ANNOTATION, KEEP_CORDONED_LABEL, Keys,
+    NEEDS_REBOOT_ANNOTATION, VISIT_ANNOTATION, nvsentinel,
+};
+use pitcrew_core::selector::Labels;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+/// A node, as far as an agent reads it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    /// Its UID.
+    pub uid: String,
+    /// The version that was read.
+    pub version: String,
+    /// Its labels.
+    pub labels: Labels,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// It takes no new work.
+    pub unschedulable: bool,
+}
+
+impl From<ApiNode> for Node {
+    fn from(node: ApiNode) -> Self {
+        let ApiNode { metadata, spec, status: _ } = node;
+        Self {
+            uid: metadata.uid.unwrap_or_default(),
+            version: metadata.resource_version.unwrap_or_default(),
+            labels: metadata.labels.unwrap_or_default(),
+            annotations: metadata.annotations.unwrap_or_default(),
+            unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or(false),
+        }
+    }
+}
+
+/// The record of a cordon that is the agent's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CordonRecord {
+    /// Since when.
+    pub since: Timestamp,
+}
+
+/// Why only a reboot helps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NeedsReboot {
+    /// The boot in which it came about; in another one it is over.
+    pub boot: String,
+    /// Since when.
+    pub since: Timestamp,
+    /// The sentence.
+    pub why: String,
+}
+
+/// What the driver label said before a driver was found on the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BeforeHostDriver {
+    /// Its value; absent if there was no label.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<String>,
+}
+
+impl Node {
+    /// The agent itself has cordoned it.
+    pub fn is_cordoned_by_agent(&self) -> bool {
+        self.annotations.contains_key(AGENT_CORDON_ANNOTATION)
+    }
+
+    /// An upgrade controller looks after the node.
+    pub fn is_managed(&self) -> bool {
+        let key = Keys::new(&"gpu".into(), DEFAULT_LABEL_DOMAIN).enabled;
+        self.annotations.get(&key).is_some_and(|value| value == "true")
+    }
+
+    /// Why only a reboot helps, if that was in this boot.
+    pub fn needs_reboot(&self, boot: &str) -> Option<NeedsReboot> {
+        let text = self.annotations.get(NEEDS_REBOOT_ANNOTATION)?;
+        let record: NeedsReboot = serde_json::from_str(text).ok()?;
+        (record.boot == boot).then_some(record)
+    }
+
+    /// What keeps the agent from giving the node back although the cordon is its own; `None`: nothing.
+    pub fn kept_out_by(&self) -> Option<&'static str> {
+        let quarantined =
+            self.annotations.keys().any(|key| key.starts_with(nvsentinel::QUARANTINE_ANNOTATIONS));
+        let kept = self.labels.get(KEEP_CORDONED_LABEL).is_some_and(|value| value == "true");
+        match () {
+            () if kept => Some("label pitcrew.dev/keep-cordoned=true"),
+            () if quarantined => Some("NVSentinel, which has quarantined it"),
+            () if self.annotations.contains_key(VISIT_ANNOTATION) => {
+                Some("pitcrew's controller, which visits it")
+            }
+            () => None,
+        }
+    }
+}
+
+/// What is written in one patch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Labels to set, or with `None` to remove.
+    pub labels: BTreeMap<String, Option<String>>,
+    /// Annotations to set, or with `None` to remove.
+    pub annotations: BTreeMap<String, Option<String>>,
+    /// To cordon, or to lift the cordon.
+    pub unschedulable: Option<bool>,
+}
+
+impl Change {
+    /// Sets these labels.
+    #[must_use]
+    pub fn with_labels(mut self, labels: BTreeMap<String, String>) -> Self {
+        self.labels.extend(labels.into_iter().map(|(key, value)| (key, Some(value))));
+        self
+    }
+
+    /// Sets or removes a label.
+    #[must_use]
+    pub fn with_label(mut self, key: &str, value: Option<String>) -> Self {
+        self.labels.insert(key.to_owned(), value);
+        self
+    }
+
+    /// Sets or removes an annotation.
+    #[must_use]
+    pub fn with_annotation(mut self, key: &str, value: Option<String>) -> Self {
+        self.annotations.insert(key.to_owned(), value);
+        self
+    }
+
+    /// What is left to write on `node`: what is so already is not written.
+    #[must_use]
+    pub fn on(mut self, node: &Node) -> Option<Self> {
+        self.labels.retain(|key, value| node.labels.get(key) != value.as_ref());
+        self.annotations.retain(|key, value| node.annotations.get(key) != value.as_ref());
+        self.unschedulable = self.unschedulable.filter(|wanted| *wanted != node.unschedulable);
+        (self != Self::default()).then_some(self)
+    }
+
+    /// The merge patch, pinned to a version.
+    pub fn body(&self, version: &str) -> Value {
+        let mut metadata = Map::from_iter([("resourceVersion".to_owned(), json!(version))]);
+        for (name, changes) in [("labels", &self.labels), ("annotations", &self.annotations)] {
+            if !changes.is_empty() {
+                metadata.insert(name.to_owned(), json!(changes));
+            }
+        }
+        let mut body = json!({"metadata": metadata});
+        if let Some(unschedulable) = self.unschedulable {
+            // What is true by default is not there.
+            body["spec"] = json!({"unschedulable": unschedulable.then_some(true)});
+        }
+        body
+    }
+}
+
+/// Cordons a node that is not cordoned, and says in the same patch whose cordon it is. A cordon that is there stays whose
+/// it was.
+pub fn cordon(node: &Node, now: Timestamp) -> Change {
+    if node.unschedulable {
+        return Change::default();
+    }
+    let record = serde_json::to_string(&CordonRecord { since: now }).ok();
+    let change = Change { unschedulable: Some(true), ..Change::default() };
+    change.with_annotation(AGENT_CORDON_ANNOTATION, record)
+}
+
+/// Lifts the cordon if it is the agent's own and nothing else keeps the node out. Somebody who has lifted it already has
+/// left only the record.
+pub fn uncordon(node: &Node) -> Change {
+    if !node.is_cordoned_by_agent() || node.kept_out_by().is_some() {
+        return Change::default();
+    }
+    let change = Change { unschedulable: Some(false), ..Change::default() };
+    change.with_annotation(AGENT_CORDON_ANNOTATION, None)
+}
+
+/// Drops the record of a cordon that somebody has lifted: with it, the next cordon would look like the agent's own.
+pub fn without_stale_record(node: &Node) -> Change {
+    let stale = node.is_cordoned_by_agent() && !node.unschedulable;
+    let change = Change::default();
+    if stale { change.with_annotation(AGENT_CORDON_ANNOTATION, None) } else { change }
+}
+
+/// Takes back what was said about a reboot that is no longer needed.
+pub fn reboot_is_over(change: Change) -> Change {
+    change.with_annotation(NEEDS_REBOOT_ANNOTATION, None)
+}
+
+/// Says that only a reboot helps, and keeps the node out until then.
+pub fn needs_reboot(node: &Node, boot: &str, why: &str, now: Timestamp) -> Change {
+    // Said once: the time is that of the first finding.
+    let since = node.needs_reboot(boot).map_or(now, |record| record.since);
+    let record = NeedsReboot { boot: boot.to_owned(), since, why: why.to_owned() };
+    cordon(node, now).with_annotation(NEEDS_REBOOT_ANNOTATION, serde_json::to_string(&record).ok())
+}
+
+/// The value that the documented programs know for nodes with a driver of their own.
+const PRE_INSTALLED: &str = "pre-installed";
+
+/// Says that the node has a driver of its own, and remembers what was said before.
+pub fn has_host_driver(node: &Node) -> Change {
+    let before = node.labels.get(crate::labels::DRIVER).cloned();
+    if before.as_deref() == Some(PRE_INSTALLED) {
+        return Change::default();
+    }
+    let record = serde_json::to_string(&BeforeHostDriver { before }).ok();
+    Change::default()
+        .with_label(crate::labels::DRIVER, Some(PRE_INSTALLED.to_owned()))
+        .with_annotation(HOST_DRIVER_ANNOTATION, record)
+}
+
+/// The node has no driver of its own any more: the label goes back to what it was, or to what places a driver if nobody
+/// wrote that down.
+pub fn has_no_host_driver(node: &Node) -> Change {
+    if node.labels.get(crate::labels::DRIVER).is_none_or(|value| value != PRE_INSTALLED) {
+        return Change::default().with_annotation(HOST_DRIVER_ANNOTATION, None);
+    }
+    let record = node.annotations.get(HOST_DRIVER_ANNOTATION);
+    let record: Option<BeforeHostDriver> = record.and_then(|text| serde_json::from_str(text).ok());
+    let before = record.map_or(Some("true".to_owned()), |record| record.before);
+    Change::default().with_label(crate::labels::DRIVER, before).with_annotation(HOST_DRIVER_ANNOTATION, None)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,165 @@
+//! From a command line to an exit code: the runtime, the signals, the client.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use clap::CommandFactory as _;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+
+use crate::arguments::{
+    self, Agent as Arguments, AgentCommand, Called, DriverManager, DriverManagerCommand, SafeLoad,
+    VfioCommand, VfioManage, limit,
+};
+use crate::clock::Clock;
+use crate::cluster::Cluster;
+use crate::failure::{FAILED, Failure, USAGE};
+use crate::finish::finish;
+use crate::linux::{Linux, become_another};
+use crate::node::Node;
+use crate::stop::{Stop, Stopper};
+use crate::uninstall::{Agent, uninstall};
+use crate::{host_driver, preflight, safe_load, vfio};
+
+/// Runs the agent that a command line names, on this machine. Returns the exit code.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    match arguments::read(arguments) {
+        Ok(Called::Chroot(root, command)) => u8::try_from(become_another(&root, &command)).unwrap_or(FAILED),
+        Ok(Called::Agent(agent)) => run_agent(&agent),
+        Err(error) => {
+            // Help and version are what was asked for.
+            let _ = error.print();
+            if error.use_stderr() { USAGE } else { 0 }
+        }
+    }
+}
+
+/// Runs an agent on this machine. Returns the exit code.
+pub fn run_agent(agent: &Arguments) -> u8 {
+    // Containers' logs have a time already. If somebody else writes the log already, they go on doing so.
+    let _ =
+        tracing_subscriber::fmt().without_time().with_target(false).with_writer(std::io::stderr).try_init();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!("cannot start: {error}");
+            return FAILED;
+        }
+    };
+    let result = runtime.block_on(work(agent));
+    // A program in the host's root directory that hangs must not keep the agent.
+    runtime.shutdown_background();
+    match result {
+        Ok(()) => 0,
+        Err(failure) => {
+            tracing::error!("{}", failure.sentence());
+            failure.exit_code()
+        }
+    }
+}
+
+async fn work(agent: &Arguments) -> Result<(), Failure> {
+    let (stopper, stop) = Stopper::new();
+    let signals = tell(stopper);
+    tokio::pin!(signals);
+    let host = Linux::default();
+    let work = async {
+        match &agent.which {
+            AgentCommand::DriverManager(arguments) => {
+                let host = Linux::below(arguments.machine_root());
+                driver_manager(&host, &stop, arguments).await
+            }
+            AgentCommand::VfioManage(arguments) => vfio_manage(&host, arguments).await,
+            AgentCommand::SafeLoad(arguments) => safe_load_on(&host, &stop, arguments).await,
+        }
+    };
+    tokio::pin!(work);
+    loop {
+        tokio::select! {
+            biased;
+            result = &mut work => return result,
+            () = &mut signals => {}
+        }
+    }
+}
+
+/// Turns SIGTERM and SIGINT into a word to the agent. Never returns.
+async fn tell(stopper: Stopper) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (terminate, interrupt) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+    if let (Ok(mut terminate), Ok(mut interrupt)) = (terminate, interrupt) {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("told to end");
+        stopper.stop();
+    }
+    std::future::pending::<()>().await;
+}
+
+async fn driver_manager(host: &Linux, stop: &Stop, arguments: &DriverManager) -> Result<(), Failure> {
+    let Some(command) = arguments.command else {
+        let mut help = Arguments::command();
+        let help = help.find_subcommand_mut("driver-manager").map(clap::Command::render_help);
+        return Err(Failure::Usage(help.map(|help| help.to_string()).unwrap_or_default()));
+    };
+    let (node, settings) = (arguments.node_name()?, arguments.settings()?);
+    let client = client(arguments.kubeconfig()).await?;
+    let cluster = Cluster::new(client, node, Clock::System, stop.clone());
+    let agent = Agent { host, cluster, stop: stop.clone(), settings };
+    match command {
+        DriverManagerCommand::UninstallDriver => uninstall(&agent).await,
+        DriverManagerCommand::PreflightCheck => preflight::check(&agent).await,
+        DriverManagerCommand::DetectHostDriver => {
+            let mut node: Node = agent.cluster.node().await?;
+            let found = host_driver::settle(host, &agent.cluster, &mut node, &agent.settings.paths).await?;
+            tracing::info!("host driver: {}", found.as_deref().unwrap_or("none"));
+            Ok(())
+        }
+        DriverManagerCommand::Finish { timeout, stay } => {
+            finish(&agent, limit(timeout)).await?;
+            if stay {
+                stop.told().await;
+            }
+            Ok(())
+        }
+    }
+}
+
+async fn vfio_manage(host: &Linux, arguments: &VfioManage) -> Result<(), Failure> {
+    match &arguments.command {
+        VfioCommand::Bind { devices, host_root, nvswitches } => {
+            vfio::bind(host, &devices.which(), *nvswitches, host_root).await
+        }
+        VfioCommand::Unbind { devices, nvswitches } => {
+            vfio::unbind(host, &devices.which(), *nvswitches).await
+        }
+    }
+}
+
+async fn safe_load_on(host: &Linux, stop: &Stop, arguments: &SafeLoad) -> Result<(), Failure> {
+    let node = arguments.node_name()?;
+    let client = client(arguments.kubeconfig()).await?;
+    let cluster = Cluster::new(client, node, Clock::System, stop.clone());
+    safe_load::safe_load(host, &cluster, stop, &arguments.options()).await
+}
+
+async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
+    // Whoever speaks TLS first would have to choose otherwise. It fails only if somebody has chosen already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let unusable =
+        |what: String| move |error: &dyn std::fmt::Display| Failure::Usage(format!("{what}: {error}"));
+    let mut config = if let Some(file) = kubeconfig {
+        let unusable = unusable(format!("cannot use kubeconfig {}", file.display()));
+        let read = Kubeconfig::read_from(file).map_err(|error| unusable(&error))?;
+        let options = KubeConfigOptions::default();
+        Config::from_custom_kubeconfig(read, &options).await.map_err(|error| unusable(&error))?
+    } else {
+        let unusable = unusable("cannot use the pod's service account".to_owned());
+        Config::incluster().map_err(|error| unusable(&error))?
+    };
+    config.default_retry = false; // a budget's refusal must be seen at once
+    let unusable = unusable("cannot speak to the API server".to_owned());
+    Client::try_from(config).map_err(|error| unusable(&error))
+}

@@ -1,0 +1,265 @@
+//! `uninstall_driver`: makes the node ready for another driver, in the documented order.
+//!
+//! ```text
+//!  nothing loaded        ── last operands leave ── clear the root ──────────────────────┐
+//!  same configuration    ── last operands leave ── clear the root ────────────────────────┐
+//!  another one ── operands leave ── cordon, users leave ── last operands ── unload ── root ┤
+//!                                                     nouveau, vfio, MOFED ◀───────────────┘ ─▶ labels back
+//! ```
+//!
+//! A failure puts back what was paused, and gives the node back if the driver is as it was; without a driver the node stays
+//! cordoned, and with half of one its operands stay away too. Everything that is needed to go on after `kill -9` is on the
+//! node: in its labels, its annotations, and [`crate::journal`].
+
+use std::time::Duration;
+
+use crate::cluster::Cluster;
+use crate::failure::Failure;
+use crate::host::Host;
+use crate::journal::Stage;
+use crate::labels::{self, Batch};
+use crate::leaving::{leave, no_claim_holders};
+use crate::node::{self, Change, Node};
+use crate::pods::Leave;
+use crate::settings::{EVENT_REASON, Settings, Uncordon};
+use crate::stop::Stop;
+use crate::unload::{self, Left};
+use crate::vfio::{self, Which};
+use crate::wait::Audience;
+use crate::{host_driver, journal, mofed, operands};
+
+/// The DaemonSet controller takes the pod off a node with a driver of its own within this time.
+const TAKEN_OFF_WITHIN: Duration = Duration::from_mins(1);
+/// What is put back after SIGTERM has to be so before SIGKILL comes, 30 s later.
+const PUT_BACK_WITHIN: Duration = Duration::from_secs(20);
+
+/// An agent at work on its node.
+pub struct Agent<'a, H> {
+    /// The machine.
+    pub host: &'a H,
+    /// The API.
+    pub cluster: Cluster,
+    /// Whether it was told to end.
+    pub stop: Stop,
+    /// What it was told to do.
+    pub settings: Settings,
+}
+
+/// Makes the node ready for another driver.
+pub async fn uninstall<H: Host>(agent: &Agent<'_, H>) -> Result<(), Failure> {
+    let node = agent.cluster.node().await?;
+    let boot = journal::boot_id(agent.host).await?;
+    let (left, succeeded) = unload::found(agent.host, &agent.settings.paths, &boot).await?;
+    let mut run = Run { agent, node, boot, left, succeeded, drained: false };
+    let result = run.work().await;
+    if let Err(failure) = &result {
+        run.put_back(failure).await;
+    }
+    result
+}
+
+/// One attempt.
+struct Run<'a, 'b, H> {
+    agent: &'a Agent<'b, H>,
+    /// The node as it was last read or written.
+    node: Node,
+    boot: String,
+    /// What there is of the driver.
+    left: Left,
+    /// The driver that is loaded came after the last unload, and the node has not been given back since.
+    succeeded: bool,
+    /// The whole node was drained.
+    drained: bool,
+}
+
+impl<H: Host> Run<'_, '_, H> {
+    async fn work(&mut self) -> Result<(), Failure> {
+        let Agent { host, cluster, stop, settings } = self.agent;
+        if let Some(version) = host_driver::settle(*host, cluster, &mut self.node, &settings.paths).await? {
+            stop.sleep(TAKEN_OFF_WITHIN).await?;
+            return Err(Failure::HostDriver { version });
+        }
+        match self.left {
+            Left::Nothing => {
+                tracing::info!("no driver is loaded");
+                self.pause(Batch::Last).await?;
+                unload::clear_root(*host, &settings.paths).await?;
+                self.prepare().await?;
+            }
+            // Looked at before anybody is bothered.
+            Left::Whole if self.is_wanted().await? => {
+                tracing::info!("the driver that is loaded is the one that is wanted: it stays");
+                self.pause(Batch::Last).await?;
+                unload::clear_root(*host, &settings.paths).await?;
+            }
+            Left::Whole | Left::Half => {
+                self.pause(Batch::First).await?;
+                self.empty().await?;
+                self.pause(Batch::Last).await?;
+                self.unload().await?;
+                unload::clear_root(*host, &settings.paths).await?;
+                self.prepare().await?;
+            }
+        }
+        self.end().await
+    }
+
+    /// The same configuration is installed, and nobody wants it installed again.
+    async fn is_wanted(&self) -> Result<bool, Failure> {
+        let Settings { force_reinstall, digest, paths, .. } = &self.agent.settings;
+        let installed = self.agent.host.read(&paths.state_file).await?.unwrap_or_default();
+        Ok(!force_reinstall && !digest.is_empty() && installed.trim() == digest)
+    }
+
+    fn told(&self) -> Audience<'_> {
+        Audience { cluster: &self.agent.cluster, node: &self.node, reason: EVENT_REASON }
+    }
+
+    /// Pauses operands and waits until they have left.
+    async fn pause(&mut self, batch: Batch) -> Result<(), Failure> {
+        let Agent { cluster, stop, settings, .. } = self.agent;
+        let custom = settings.custom_label.as_deref();
+        let operation = "pause the operands";
+        // What is too long is found before anything is written; meanwhile changed labels are the same for this.
+        labels::pause(&self.node.labels, batch, custom)?;
+        let paused = |node: &Node| labels::pause(&node.labels, batch, custom).unwrap_or_default();
+        cluster
+            .change(&mut self.node, operation, |node| {
+                node::without_stale_record(node).with_labels(paused(node))
+            })
+            .await?;
+        operands::gone(self.told(), stop, &settings.namespace, batch, custom).await
+    }
+
+    /// Takes everybody off who uses a GPU, unless somebody else does that.
+    async fn empty(&mut self) -> Result<(), Failure> {
+        let settings = &self.agent.settings;
+        let dra = labels::is_deployed(&self.node.labels, labels::DRA_DRIVER);
+        let custom = settings.custom_label.as_ref();
+        let plugin = dra || custom.is_some_and(|key| labels::is_deployed(&self.node.labels, key));
+        let (evict, drain) = self.allowed();
+        if evict || (dra && drain) {
+            self.cordon().await?;
+            match self.leave(false).await {
+                Err(failure @ (Failure::CannotLeave(_) | Failure::TimedOut { .. })) if drain => {
+                    tracing::warn!("{failure}; draining the node instead");
+                    self.drain().await?;
+                }
+                result => result?,
+            }
+        }
+        if plugin { no_claim_holders(&self.agent.cluster).await } else { Ok(()) }
+    }
+
+    /// Whether pods may be evicted, and the node drained. An upgrade controller does both itself.
+    fn allowed(&self) -> (bool, bool) {
+        let own = !self.node.is_managed();
+        (self.agent.settings.evict && own, self.agent.settings.drain && own)
+    }
+
+    async fn cordon(&mut self) -> Result<(), Failure> {
+        let now = self.agent.cluster.now();
+        self.agent.cluster.change(&mut self.node, "cordon the node", |node| node::cordon(node, now)).await?;
+        Ok(())
+    }
+
+    async fn drain(&mut self) -> Result<(), Failure> {
+        self.cordon().await?;
+        self.leave(true).await?;
+        self.drained = true;
+        Ok(())
+    }
+
+    async fn leave(&self, whole_node: bool) -> Result<(), Failure> {
+        let settings = &self.agent.settings;
+        let how = Leave {
+            whole_node,
+            selector: settings.selector.clone(),
+            force: settings.force,
+            delete_empty_dir: settings.delete_empty_dir,
+            custom_label: settings.custom_label.clone(),
+        };
+        leave(self.told(), &self.agent.stop, &how, settings.leave_limit).await
+    }
+
+    async fn unload(&mut self) -> Result<(), Failure> {
+        let Agent { host, settings, stop, .. } = self.agent;
+        // From here on there is no way back; the last moment to be told.
+        stop.check()?;
+        let first = unload::unload(*host, &settings.paths, &self.boot, &mut self.left).await;
+        let (_, drain) = self.allowed();
+        match first {
+            Err(Failure::Busy(busy)) if drain && !self.drained => {
+                tracing::warn!("the driver cannot be unloaded: {busy}; draining the node");
+                self.drain().await?;
+                unload::unload(*host, &settings.paths, &self.boot, &mut self.left).await
+            }
+            result => result,
+        }
+    }
+
+    /// What else the next driver needs.
+    async fn prepare(&self) -> Result<(), Failure> {
+        let Agent { host, settings, stop, .. } = self.agent;
+        unload::unload_nouveau(*host).await?;
+        vfio::unbind(*host, &Which::All, settings.nvswitches).await?;
+        mofed::ready(*host, settings, stop, self.told()).await
+    }
+
+    /// The operands come back; they wait for the new driver by themselves. The cordon stays until that is up.
+    async fn end(&mut self) -> Result<(), Failure> {
+        let Agent { host, cluster, settings, .. } = self.agent;
+        let custom = settings.custom_label.as_deref();
+        let early = settings.uncordon == Uncordon::Early;
+        cluster
+            .change(&mut self.node, "put the operands back", |node| {
+                let given_back = if early { node::uncordon(node) } else { Change::default() };
+                node::reboot_is_over(given_back).with_labels(labels::restore(&node.labels, custom))
+            })
+            .await?;
+        if self.node.is_cordoned_by_agent() {
+            if self.left == Left::Nothing {
+                // What is loaded from now on is the new driver: a failure before `finish` must not give the node back.
+                journal::write(*host, &settings.paths.journal, &self.boot, Stage::Unloaded).await?;
+            }
+            let message = "The node stays cordoned until `driver-manager finish` sees its driver up";
+            tracing::info!("{message}");
+            cluster.say(&self.node, EVENT_REASON, false, message).await;
+        } else {
+            host.remove(&settings.paths.journal).await?;
+        }
+        Ok(())
+    }
+
+    /// After a failure: what was paused comes back unless it would run into half a driver, and the node is given back if
+    /// its driver is as it was.
+    async fn put_back(&mut self, failure: &Failure) {
+        let cluster = self.agent.cluster.undisturbed();
+        let custom = self.agent.settings.custom_label.as_deref();
+        let (left, succeeded, sentence) = (self.left, self.succeeded, failure.sentence());
+        let (boot, now) = (self.boot.clone(), cluster.now());
+        let decide = |node: &Node| {
+            let operands = labels::restore(&node.labels, custom);
+            match left {
+                Left::Half => node::needs_reboot(node, &boot, &sentence, now),
+                Left::Whole if !succeeded => node::reboot_is_over(node::uncordon(node)).with_labels(operands),
+                Left::Whole | Left::Nothing => node::reboot_is_over(Change::default()).with_labels(operands),
+            }
+        };
+        let put_back = async {
+            // A write whose answer was lost may have been made: what is put back is what is there.
+            let mut node = cluster.node().await?;
+            cluster.change(&mut node, "put back what was paused", decide).await?;
+            Ok::<Node, Failure>(node)
+        };
+        match tokio::time::timeout(PUT_BACK_WITHIN, put_back).await {
+            Ok(Ok(node)) => self.node = node,
+            Ok(Err(error)) => tracing::error!("could not put back what was paused: {}", error.sentence()),
+            Err(_) => tracing::error!("could not put back what was paused in time; the next run does"),
+        }
+        if !matches!(failure, Failure::Stopped(_)) {
+            let message = format!("The driver manager failed: {sentence}");
+            cluster.say(&self.node, EVENT_REASON, true, &message).await;
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Giving NVIDIA's devices to virtual machines (vfio) and taking them back.
+//!
+//! A device is taken back only from a vfio driver; one that something else drives is left alone. What fails is said and
+//! makes the whole fail, after the other devices have had their turn.
+
+use std::time::Duration;
+
+use crate::failure::Failure;
+use crate::host::{Host, HostError, PciDevice, Ran};
+use crate::modalias::best_driver;
+
+const NVIDIA: u32 = 0x10de;
+const VGA: u32 = 0x03_0000;
+const ACCELERATOR: u32 = 0x03_0200;
+const NVSWITCH: u32 = 0x06_8000;
+/// Loading a module takes a moment.
+const MODPROBE_WITHIN: Duration = Duration::from_mins(1);
+
+/// Which devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// All of NVIDIA's.
+    All,
+    /// The one with this address.
+    One(String),
+}
+
+/// NVIDIA's devices among all, as far as they are meant.
+pub fn chosen<'a>(devices: &'a [PciDevice], which: &Which, nvswitches: bool) -> Vec<&'a PciDevice> {
+    let ours = |device: &&PciDevice| {
+        let class = matches!(device.class, VGA | ACCELERATOR) || (nvswitches && device.class == NVSWITCH);
+        device.vendor == NVIDIA && class
+    };
+    let meant = |device: &&PciDevice| match which {
+        Which::All => true,
+        Which::One(address) => device.address == *address,
+    };
+    devices.iter().filter(ours).filter(meant).collect()
+}
+
+/// A device and, for a graphics card, the devices on it that depend on it.
+fn with_auxiliary<'a>(devices: &'a [PciDevice], device: &'a PciDevice) -> Vec<&'a PciDevice> {
+    let auxiliary = |other: &&PciDevice| device.class == VGA && device.consumers.contains(&other.address);
+    std::iter::once(device).chain(devices.iter().filter(auxiliary)).collect()
+}
+
+fn is_vfio(driver: &str) -> bool {
+    driver.contains("vfio")
+}
+
+/// Takes devices back from vfio drivers.
+pub async fn unbind(host: &impl Host, which: &Which, nvswitches: bool) -> Result<(), Failure> {
+    let devices = host.pci_devices().await?;
+    let mut failed = Vec::new();
+    for device in chosen(&devices, which, nvswitches) {
+        for device in with_auxiliary(&devices, device) {
+            match device.driver.as_deref() {
+                Some(driver) if is_vfio(driver) => {
+                    if let Err(error) = take_back(host, &device.address).await {
+                        failed.push(format!("take {} back from {driver}: {}", device.address, error.source));
+                    }
+                }
+                Some(driver) => tracing::info!("{} is driven by {driver} and is left alone", device.address),
+                None => {}
+            }
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { Err(Failure::Devices(failed.join("; "))) }
+}
+
+async fn take_back(host: &impl Host, address: &str) -> Result<(), HostError> {
+    // An empty line clears the override.
+    host.write(&format!("/sys/bus/pci/devices/{address}/driver_override"), "\n").await?;
+    host.write(&format!("/sys/bus/pci/devices/{address}/driver/unbind"), address).await?;
+    tracing::info!("took {address} back");
+    Ok(())
+}
+
+/// Gives devices to the vfio driver that fits each best.
+pub async fn bind(host: &impl Host, which: &Which, nvswitches: bool, host_root: &str) -> Result<(), Failure> {
+    let devices = host.pci_devices().await?;
+    let aliases = aliases(host, host_root).await?;
+    let mut failed = Vec::new();
+    for device in chosen(&devices, which, nvswitches) {
+        for device in with_auxiliary(&devices, device) {
+            let driver = best_driver(&aliases, &device.modalias);
+            if let Err(failure) = give(host, device, &driver, host_root).await {
+                failed.push(format!("give {} to {driver}: {}", device.address, failure.sentence()));
+            }
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { Err(Failure::Devices(failed.join("; "))) }
+}
+
+async fn aliases(host: &impl Host, host_root: &str) -> Result<String, Failure> {
+    let release = host.read("/proc/sys/kernel/osrelease").await?.unwrap_or_default();
+    let root = host_root.trim_end_matches('/');
+    let path = format!("{root}/lib/modules/{}/modules.alias", release.trim());
+    Ok(host.read(&path).await?.unwrap_or_default())
+}
+
+async fn give(host: &impl Host, device: &PciDevice, driver: &str, host_root: &str) -> Result<(), Failure> {
+    match host.run(host_root, &["modprobe", driver], MODPROBE_WITHIN).await? {
+        Ran::Ended { code: Some(0), .. } => {}
+        other => return Err(Failure::Devices(format!("modprobe {driver} did not succeed ({other:?})"))),
+    }
+    let driver = registered(host, driver).await?;
+    if device.driver.as_deref() == Some(&driver) {
+        return Ok(());
+    }
+    let directory = format!("/sys/bus/pci/devices/{}", device.address);
+    host.write(&format!("{directory}/driver_override"), "\n").await?;
+    if device.driver.is_some() {
+        host.write(&format!("{directory}/driver/unbind"), &device.address).await?;
+    }
+    host.write(&format!("{directory}/driver_override"), &driver).await?;
+    host.write(&format!("/sys/bus/pci/drivers/{driver}/bind"), &device.address).await?;
+    tracing::info!("gave {} to {driver}", device.address);
+    Ok(())
+}
+
+/// The name under which a module's driver is known to the bus: modules are spelled with `_`, some drivers with `-`.
+async fn registered(host: &impl Host, module: &str) -> Result<String, Failure> {
+    for name in [module.to_owned(), module.replace('_', "-"), module.replace('-', "_")] {
+        if host.exists(&format!("/sys/bus/pci/drivers/{name}")).await? {
+            return Ok(name);
+        }
+    }
+    Err(Failure::Devices(format!("the bus knows no driver {module}")))
+}
+
+#[cfg(test)]
+mod tests;

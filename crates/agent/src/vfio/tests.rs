@@ -1,0 +1,77 @@
+use super::*;
+use crate::fake::{FakeHost, Machine};
+
+fn device(address: &str, class: u32, driver: Option<&str>) -> PciDevice {
+    PciDevice {
+        address: address.to_owned(),
+        vendor: NVIDIA,
+        class,
+        driver: driver.map(str::to_owned),
+        modalias: "pci:v000010DEd00002342sv000010DEsd000016EBbc03sc02i00".to_owned(),
+        consumers: Vec::new(),
+    }
+}
+
+fn host(devices: Vec<PciDevice>) -> FakeHost {
+    let mut machine = Machine { devices, ..Machine::default() };
+    machine.file("/proc/sys/kernel/osrelease", "6.8.0-gpu\n");
+    machine.file(
+        "/lib/modules/6.8.0-gpu/modules.alias",
+        "alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci\nalias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci\n",
+    );
+    machine.loadable.insert("vfio_pci".to_owned(), "vfio-pci".to_owned());
+    machine.loadable.insert("nvgrace_gpu_vfio_pci".to_owned(), "nvgrace-gpu-vfio-pci".to_owned());
+    FakeHost::new(machine)
+}
+
+fn drivers(host: &FakeHost) -> Vec<Option<String>> {
+    host.machine().devices.into_iter().map(|device| device.driver).collect()
+}
+
+#[test]
+fn only_nvidias_gpus_are_meant_and_nvswitches_if_asked_for() {
+    let other = PciDevice { vendor: 0x8086, ..device("d", VGA, None) };
+    let devices =
+        [device("a", VGA, None), device("b", ACCELERATOR, None), device("c", NVSWITCH, None), other];
+    let addresses = |which: &Which, nvswitches| -> Vec<&str> {
+        chosen(&devices, which, nvswitches).into_iter().map(|device| device.address.as_str()).collect()
+    };
+    assert_eq!(addresses(&Which::All, false), ["a", "b"]);
+    assert_eq!(addresses(&Which::All, true), ["a", "b", "c"]);
+    assert_eq!(addresses(&Which::One("b".to_owned()), false), ["b"]);
+    assert_eq!(addresses(&Which::One("d".to_owned()), true), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_device_goes_to_the_driver_that_fits_best_under_the_name_that_the_bus_knows() {
+    let host = host(vec![device("a", ACCELERATOR, Some("nvidia"))]);
+    bind(&host, &Which::All, false, "/").await.unwrap();
+    assert_eq!(drivers(&host), [Some("nvgrace-gpu-vfio-pci".to_owned())]);
+    let before = host.calls().len();
+    bind(&host, &Which::All, false, "/").await.unwrap();
+    let writes = host.calls().into_iter().skip(before).filter(|call| call.starts_with("write")).count();
+    assert_eq!(writes, 0, "it is where it should be");
+}
+
+#[tokio::test]
+async fn what_is_on_the_card_goes_with_it_and_comes_back() {
+    let mut card = device("a", VGA, None);
+    card.consumers = vec!["a.1".to_owned()];
+    let sound = PciDevice { vendor: NVIDIA, ..device("a.1", 0x04_0300, Some("snd_hda_intel")) };
+    let host = host(vec![card, sound]);
+    bind(&host, &Which::One("a".to_owned()), false, "/").await.unwrap();
+    assert!(drivers(&host).iter().all(|driver| driver.as_deref().is_some_and(is_vfio)));
+    unbind(&host, &Which::All, false).await.unwrap();
+    assert_eq!(drivers(&host), [None, None]);
+}
+
+#[tokio::test]
+async fn one_device_that_fails_is_told_of_and_does_not_keep_the_others() {
+    let host = host(vec![device("a", VGA, Some("vfio-pci")), device("b", VGA, Some("vfio-pci"))]);
+    host.change(|machine| {
+        machine.unwritable.insert("/sys/bus/pci/devices/a/driver/unbind".to_owned());
+    });
+    let failure = unbind(&host, &Which::All, false).await.unwrap_err();
+    assert!(failure.sentence().starts_with("take a back from vfio-pci"), "{}", failure.sentence());
+    assert_eq!(drivers(&host), [Some("vfio-pci".to_owned()), None]);
+}

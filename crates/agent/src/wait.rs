@@ -1,0 +1,83 @@
+//! Waiting, the one way it is done: looked at in steps, with a limit, a reason, and a word to people if it takes long.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::cluster::Cluster;
+use crate::failure::Failure;
+use crate::node::Node;
+use crate::stop::Stop;
+
+/// A wait that takes longer is told of in an Event.
+const TOLD_AFTER: Duration = Duration::from_secs(30);
+
+/// How something is waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait<'a> {
+    /// What for, in words.
+    pub(crate) what: &'a str,
+    /// How often it is looked at.
+    pub(crate) every: Duration,
+    /// How long at most; `None`: for ever, because somebody asked for that.
+    pub(crate) limit: Option<Duration>,
+}
+
+/// One look.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// It has come about.
+    Done,
+    /// Something is missing: what.
+    Missing(String),
+}
+
+/// Who looks. A trait and not a closure: a program that is told to be `Send` has to know that its looks are.
+pub(crate) trait Looker: Send {
+    /// One look.
+    fn look(&mut self) -> impl Future<Output = Result<Look, Failure>> + Send;
+}
+
+/// Whom to tell, and about which node.
+#[derive(Clone, Copy)]
+pub(crate) struct Audience<'a> {
+    /// The API.
+    pub(crate) cluster: &'a Cluster,
+    /// The node.
+    pub(crate) node: &'a Node,
+    /// The reason of the Event.
+    pub(crate) reason: &'a str,
+}
+
+impl Wait<'_> {
+    /// Looks until nothing is missing, the limit has passed or the agent is told to end.
+    pub(crate) async fn until(
+        self,
+        stop: &Stop,
+        told: Audience<'_>,
+        mut look: impl Looker,
+    ) -> Result<(), Failure> {
+        let Wait { what, every, limit } = self;
+        let begun = Instant::now();
+        let (mut said, mut last) = (false, String::new());
+        loop {
+            stop.check()?;
+            let Look::Missing(missing) = look.look().await? else { return Ok(()) };
+            if missing != last {
+                tracing::info!("waiting for {what}: {missing}");
+                last.clone_from(&missing);
+            }
+            let waited = begun.elapsed();
+            if let Some(limit) = limit.filter(|limit| waited >= *limit) {
+                return Err(Failure::TimedOut { what: what.to_owned(), missing, limit });
+            }
+            if waited >= TOLD_AFTER && !said {
+                said = true;
+                let message = format!("The driver manager waits for {what}: {missing}");
+                told.cluster.say(told.node, told.reason, false, &message).await;
+            }
+            let left = limit.map_or(every, |limit| limit.saturating_sub(waited));
+            stop.sleep(every.min(left)).await?;
+        }
+    }
+}

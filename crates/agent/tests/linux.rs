@@ -1,0 +1,125 @@
+//! What only a real Linux shows: mounts in a mount namespace of their own, programs in another root directory, the real
+//! binary by its names and signals. Where the kernel does not allow a private namespace the test says so and passes.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what these tests do not expect is a failure")]
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use pitcrew_agent::host::{Host as _, Ran};
+use pitcrew_agent::linux::Linux;
+use pitcrew_agent::unload::detach_all;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_pitcrew-node");
+/// Set for the copy of a test that runs in its own namespace: the directory to work in.
+const INSIDE: &str = "PITCREW_TEST_NAMESPACE";
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Runs a test of this file again as root of a namespace of its own; `None` if the kernel does not allow that.
+fn in_namespace(test: &str, directory: &Path) -> Option<Output> {
+    let unshare = |arguments: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "--propagation", "private"]).args(arguments);
+        command.env(INSIDE, directory).stdin(Stdio::null());
+        command.output()
+    };
+    let allowed = unshare(&["mount", "-t", "tmpfs", "tmpfs", directory.to_str()?]);
+    if !allowed.is_ok_and(|output| output.status.success()) {
+        println!("this kernel does not allow a private mount namespace here: nothing was tried");
+        return None;
+    }
+    let this = std::env::current_exe().ok()?;
+    Some(unshare(&[this.to_str()?, "--exact", test, "--nocapture"]).unwrap())
+}
+
+fn sh(script: &str) {
+    let status = Command::new("sh").args(["-ec", script]).status().unwrap();
+    assert!(status.success(), "{script}");
+}
+
+#[test]
+fn stacked_and_busy_mounts_are_all_detached_and_their_neighbours_are_not() {
+    let Ok(directory) = std::env::var(INSIDE) else {
+        let directory = tempfile::tempdir().unwrap();
+        let name = "stacked_and_busy_mounts_are_all_detached_and_their_neighbours_are_not";
+        if let Some(output) = in_namespace(name, directory.path()) {
+            let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{text}");
+        }
+        return;
+    };
+    sh(&format!(
+        "cd {directory}; mount -t tmpfs t .; cd {directory}; mkdir -p driver 'driver other'; mount -t tmpfs a driver; \
+         mkdir driver/sub; mount -t tmpfs b driver/sub; mount -t tmpfs c driver; mkdir driver/sub; mount -t tmpfs d driver/sub; \
+         mount --bind driver 'driver other'; touch driver/file"
+    ));
+    let held = std::fs::File::open(format!("{directory}/driver/file")).unwrap();
+    runtime().block_on(async {
+        let host = Linux::default();
+        let root = format!("{directory}/driver");
+        let count = |mounts: &[String]| mounts.iter().filter(|mount| mount.starts_with(&root)).count();
+        assert_eq!(count(&host.mounts().await.unwrap()), 5);
+        detach_all(&host, &root).await.unwrap();
+        let left = host.mounts().await.unwrap();
+        assert_eq!(
+            left.iter().filter(|mount| mount.starts_with(&root)).collect::<Vec<_>>(),
+            [&format!("{root} other")]
+        );
+        detach_all(&host, &root).await.unwrap();
+        detach_all(&host, "/nonexistent").await.unwrap();
+    });
+    drop(held);
+}
+
+#[test]
+fn a_program_in_another_root_directory_answers_is_missing_or_hangs() {
+    let Ok(_) = std::env::var(INSIDE) else {
+        let directory = tempfile::tempdir().unwrap();
+        let name = "a_program_in_another_root_directory_answers_is_missing_or_hangs";
+        if let Some(output) = in_namespace(name, directory.path()) {
+            let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{text}");
+        }
+        return;
+    };
+    runtime().block_on(async {
+        let host = Linux::default().with_program(BINARY);
+        let limit = Duration::from_secs(10);
+        let answer = host.run("/", &["sh", "-c", "pwd; exit 3"], limit).await.unwrap();
+        assert_eq!(answer, Ran::Ended { code: Some(3), output: "/\n".to_owned() });
+        assert_eq!(host.run("/", &["no-such-program"], limit).await.unwrap(), Ran::NotStarted);
+        assert_eq!(host.run("/nonexistent", &["sh"], limit).await.unwrap(), Ran::NotStarted);
+        let hangs = host.run("/", &["sleep", "60"], Duration::from_millis(200)).await.unwrap();
+        assert_eq!(hangs, Ran::TimedOut);
+    });
+}
+
+fn binary(name: &str, arguments: &[&str]) -> Output {
+    use std::os::unix::process::CommandExt as _;
+    let mut command = Command::new(BINARY);
+    command.arg0(name).args(arguments).env_clear().stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+#[test]
+fn the_binary_answers_to_its_names() {
+    for (name, arguments, code, words) in [
+        ("driver-manager", &["--help"][..], 0, "uninstall_driver"),
+        ("vfio-manage", &["--help"], 0, "unbind"),
+        ("network-operator-init-container", &["--help"], 0, "--configmap-name"),
+        ("pitcrew-node", &["--version"], 0, "pitcrew-node"),
+        ("driver-manager", &["uninstall_driver"], 2, "NODE_NAME"),
+        ("driver-manager", &["--node-name=n", "uninstall_driver"], 2, "service account"),
+        ("driver-manager", &["no_such_command"], 2, "no_such_command"),
+        ("driver-manager", &["--drain-timeout-seconds=soon", "uninstall_driver"], 2, "not a duration"),
+    ] {
+        let output = binary(name, arguments);
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{name} {arguments:?}: {text}");
+        assert!(text.contains(words), "{name} {arguments:?}: {text}");
+    }
+}

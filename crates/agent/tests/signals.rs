@@ -1,0 +1,143 @@
+//! The real binary, as a process of its own, on the embedded API over HTTP: ended by SIGTERM and SIGKILL at any moment.
+//! The machine under the driver manager is a tree of files without a driver.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what these tests do not expect is a failure")]
+
+mod stage;
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Client, ResourceExt as _};
+use pitcrew_agent::failure::TERMINATED;
+use pitcrew_agent::fake::Machine;
+use serde_json::json;
+use stage::{NAMESPACE, NODE, Stage};
+use tokio::process::{Child, Command};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_pitcrew-node");
+const KEY: &str = "nvidia.com/ofed-driver-upgrade.driver-wait-for-safe-load";
+
+/// Passes requests on to the embedded API.
+async fn forward(client: Client, request: axum::extract::Request) -> axum::response::Response {
+    let (parts, body) = request.into_parts();
+    let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    let request = http::Request::from_parts(parts, kube::client::Body::from(body.to_vec()));
+    client.send(request).await.unwrap().map(axum::body::Body::new)
+}
+
+/// Serves the stage's API; the kubeconfig is written below `directory`.
+async fn serve(stage: &Stage, directory: &Path) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let client = stage.api.client_as("agent");
+    let app =
+        axum::Router::new().fallback(move |request: axum::extract::Request| forward(client.clone(), request));
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    });
+    let path = directory.join("kubeconfig");
+    std::fs::write(&path, config.to_string()).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn start(arguments: &[&str]) -> Child {
+    let mut command = Command::new(BINARY);
+    command.args(arguments).env_clear().stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    command.spawn().unwrap()
+}
+
+async fn end(child: &mut Child, signal: &str) -> Option<i32> {
+    let pid = child.id().unwrap().to_string();
+    assert!(Command::new("kill").args([signal, &pid]).status().await.unwrap().success());
+    child.wait().await.unwrap().code()
+}
+
+async fn until_asked(stage: &Stage) -> String {
+    for _ in 0..200 {
+        if let Some(value) = stage.node().await.annotations().get(KEY) {
+            return value.clone();
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    panic!("nobody asked");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_safe_load_that_is_killed_goes_on_and_one_that_is_told_to_end_takes_its_request_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let stage = Stage::bare(Machine::default()).await;
+    let config = json!({"safeDriverLoad": {"enable": true, "annotation": KEY}}).to_string();
+    let object = json!({"metadata": {"name": "config"}, "data": {"config.json": config}});
+    stage.create::<ConfigMap>(Some(NAMESPACE), object).await;
+    let kubeconfig = serve(&stage, directory.path()).await;
+    let arguments = [
+        "safe-load",
+        "--node-name",
+        NODE,
+        "--configmap-name=config",
+        "--configmap-namespace",
+        NAMESPACE,
+        "--pod-uid=pod-1",
+        "--kubeconfig",
+        &kubeconfig,
+    ];
+    for millis in [0, 5, 10, 20, 40, 80] {
+        let mut child = start(&arguments);
+        tokio::time::sleep(Duration::from_millis(millis)).await;
+        assert_eq!(end(&mut child, "-KILL").await, None);
+    }
+    // Whoever asks from here on is the one that runs.
+    stage.annotate(KEY, None).await;
+    let mut child = start(&arguments);
+    let asked = until_asked(&stage).await;
+    assert!(asked.contains("pod-1"), "{asked}");
+    assert_eq!(end(&mut child, "-TERM").await, Some(i32::from(TERMINATED)));
+    assert!(!stage.node().await.annotations().contains_key(KEY));
+    let mut child = start(&arguments);
+    until_asked(&stage).await;
+    stage.annotate(KEY, None).await;
+    assert_eq!(child.wait().await.unwrap().code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_uninstall_that_is_killed_is_finished_by_the_next_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let stage = Stage::new(Machine::default()).await;
+    // Not every kernel that tests run on has modules.
+    for (path, text) in [("proc/modules", ""), ("proc/self/mountinfo", "")] {
+        let path = directory.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    let before = stage.node().await.labels().clone();
+    // As a crash before this one left it.
+    stage.label("nvidia.com/gpu.deploy.dcgm", Some("paused-for-driver-upgrade")).await;
+    let kubeconfig = serve(&stage, directory.path()).await;
+    let root = directory.path().to_str().unwrap();
+    let arguments = [
+        "driver-manager",
+        "uninstall_driver",
+        "--node-name",
+        NODE,
+        "--kubeconfig",
+        &kubeconfig,
+        "--machine-root",
+        root,
+    ];
+    for millis in [0, 2, 4, 8, 16] {
+        let mut child = start(&arguments);
+        tokio::time::sleep(Duration::from_millis(millis)).await;
+        end(&mut child, "-KILL").await;
+    }
+    let code = start(&arguments).wait().await.unwrap().code();
+    assert_eq!(code, Some(0));
+    assert_eq!(*stage.node().await.labels(), before);
+    assert!(!stage.is_cordoned().await);
+}

@@ -1,0 +1,235 @@
+//! `kill -9` at every call to the machine and at every request to the API, once before it has its effect and once after.
+//! The agent is started again until it ends, as a kubelet would. The end must be the one of an undisturbed run, nobody
+//! else's cordon may be lifted, and half a driver is never called fine.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what these tests do not expect is a failure")]
+
+mod stage;
+
+use std::time::Duration;
+
+use kube::ResourceExt as _;
+use pitcrew_agent::fake::{Death, Machine};
+use pitcrew_agent::host::PciDevice;
+use pitcrew_agent::labels::PAUSED;
+use serde_json::json;
+use stage::{Kill, NAMESPACE, Stage, early, operand};
+
+/// In a story that is disturbed twice every so manyth point is the second one: all pairs would be thousands.
+const STRIDE: usize = 7;
+
+#[derive(Clone, Copy, Debug)]
+enum Story {
+    Replaced,
+    ReplacedEarly,
+    ForeignCordon,
+    Managed,
+    Kept,
+    NoDriver,
+    Busy,
+    Half,
+    WithPlugin,
+}
+
+const DRA: &str = "nvidia.com/gpu.deploy.dra-driver";
+
+impl Story {
+    async fn stage(self) -> Stage {
+        let machine = match self {
+            Story::NoDriver => Machine::default(),
+            _ => Machine::with_driver("old"),
+        };
+        let mut stage = Stage::new(machine).await;
+        "new".clone_into(&mut stage.settings.digest);
+        match self {
+            Story::Replaced => {}
+            Story::ReplacedEarly => stage = early(stage),
+            Story::ForeignCordon => {
+                stage = early(stage);
+                stage.patch(json!({"spec": {"unschedulable": true}})).await;
+            }
+            Story::Managed => {
+                stage.annotate("nvidia.com/gpu-driver-upgrade-enabled", Some("true")).await;
+                stage.patch(json!({"spec": {"unschedulable": true}})).await;
+            }
+            Story::Kept => "old".clone_into(&mut stage.settings.digest),
+            Story::NoDriver => stage.host.change(|machine| {
+                machine.load("nouveau", None);
+                machine.devices.push(PciDevice {
+                    address: "a".to_owned(),
+                    vendor: 0x10de,
+                    class: 0x03_0000,
+                    driver: Some("vfio-pci".to_owned()),
+                    ..PciDevice::default()
+                });
+            }),
+            Story::Busy => {
+                stage.host.change(|machine| machine.open(7, "python3", "/dev/nvidia0", &["nvidia"]));
+            }
+            Story::Half => stage
+                .host
+                .change(|machine| machine.grabbed = Some(("nvidia_uvm".to_owned(), "nvidia".to_owned()))),
+            Story::WithPlugin => {
+                stage.label(DRA, Some("true")).await;
+                let app = "nvidia-dra-driver-kubelet-plugin";
+                stage.pod(NAMESPACE, app, json!({}), operand(app, DRA)).await;
+            }
+        }
+        stage.forget();
+        stage
+    }
+
+    fn succeeds(self) -> bool {
+        !matches!(self, Story::Busy | Story::Half)
+    }
+}
+
+/// Plays a story and kills the agent once for each of `kills`; what it comes to, and how many calls and requests the first
+/// run made.
+async fn play(story: Story, kills: &[Kill]) -> (String, usize, usize) {
+    let stage = story.stage().await;
+    let mut counts = None;
+    // One start more than it is killed; a second kill may lie behind the end.
+    for start in 0..=kills.len() {
+        stage.forget();
+        stage.host.dies(None);
+        if let Some(kill) = kills.get(start) {
+            stage.plan(*kill);
+        }
+        let ended = stage.until_killed(stage.uninstall()).await;
+        counts.get_or_insert((stage.host.calls().len(), stage.requests()));
+        judge(&stage, story).await;
+        match ended {
+            Some(Ok(())) => break,
+            Some(Err(failure)) => {
+                assert!(!story.succeeds(), "{story:?} {kills:?}: {}", failure.sentence());
+                break;
+            }
+            None => {}
+        }
+    }
+    // What a cluster does by itself is over.
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let (calls, requests) = counts.unwrap();
+    (stage.end().await, calls, requests)
+}
+
+/// What must hold at every moment at which an agent may have been killed.
+async fn judge(stage: &Stage, story: Story) {
+    let node = stage.node().await;
+    let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
+    let ours = node.annotations().contains_key("pitcrew.dev/driver-manager-cordon");
+    if matches!(story, Story::ForeignCordon | Story::Managed) {
+        assert!(cordoned && !ours, "{story:?}: a foreign cordon was touched");
+    }
+    let loaded = stage.host.machine().modules;
+    let half = loaded.contains_key("nvidia") && !loaded.contains_key("nvidia_uvm");
+    if half {
+        assert!(cordoned, "{story:?}: half a driver on a node that takes work");
+        let operands = node.labels().iter().filter(|(key, _)| key.contains("gpu.deploy.dcgm"));
+        for (key, value) in operands {
+            assert!(value.contains(PAUSED), "{story:?}: {key} comes back to half a driver");
+        }
+    }
+    // A label is never lost: it says what it said, or that and the mark.
+    for (_, label) in stage::OPERANDS {
+        let value = node.labels().get(label).map(String::as_str);
+        assert!(matches!(value, Some("true" | "paused-for-driver-upgrade")), "{story:?}: {label}={value:?}");
+    }
+}
+
+fn run(story: Story, kills: &[Kill]) -> (String, usize, usize) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.unwrap().block_on(play(story, kills))
+}
+
+/// Every call and every request, each before its effect and after it.
+fn points(calls: usize, requests: usize) -> Vec<Kill> {
+    let both = [false, true].into_iter();
+    let of_one = |after| {
+        let host = (1..=calls).map(move |at| Kill::Host(Death { at, after }));
+        host.chain((1..=requests).map(move |at| Kill::Api { at, after }))
+    };
+    both.flat_map(of_one).collect()
+}
+
+fn sweep(story: Story) {
+    let (expected, calls, requests) = run(story, &[]);
+    let points = points(calls, requests);
+    for kill in &points {
+        assert_eq!(run(story, &[*kill]).0, expected, "{story:?} killed at {kill:?}");
+    }
+    println!("{story:?}: {calls} calls, {requests} requests, {} points", points.len());
+}
+
+fn sweep_twice(story: Story) {
+    let (expected, calls, requests) = run(story, &[]);
+    let points = points(calls, requests);
+    let mut pairs = 0;
+    for (index, first) in points.iter().enumerate() {
+        for second in points.iter().skip(index % STRIDE).step_by(STRIDE) {
+            pairs += 1;
+            assert_eq!(
+                run(story, &[*first, *second]).0,
+                expected,
+                "{story:?} killed at {first:?} and {second:?}"
+            );
+        }
+    }
+    println!("{story:?}: {pairs} pairs of points");
+}
+
+#[test]
+fn killed_anywhere_while_the_driver_is_replaced() {
+    sweep(Story::Replaced);
+}
+
+#[test]
+fn killed_anywhere_with_the_early_uncordon() {
+    sweep(Story::ReplacedEarly);
+}
+
+#[test]
+fn killed_anywhere_on_a_node_that_others_cordoned() {
+    sweep(Story::ForeignCordon);
+}
+
+#[test]
+fn killed_anywhere_under_an_upgrade_controller() {
+    sweep(Story::Managed);
+}
+
+#[test]
+fn killed_anywhere_while_the_driver_is_kept() {
+    sweep(Story::Kept);
+}
+
+#[test]
+fn killed_anywhere_without_a_driver() {
+    sweep(Story::NoDriver);
+}
+
+#[test]
+fn killed_anywhere_with_a_busy_driver() {
+    sweep(Story::Busy);
+}
+
+#[test]
+fn killed_anywhere_around_half_a_driver() {
+    sweep(Story::Half);
+}
+
+#[test]
+fn killed_anywhere_with_a_dra_plugin() {
+    sweep(Story::WithPlugin);
+}
+
+#[test]
+fn killed_twice_while_the_driver_is_replaced() {
+    sweep_twice(Story::Replaced);
+}
+
+#[test]
+fn killed_twice_around_half_a_driver() {
+    sweep_twice(Story::Half);
+}

@@ -1,0 +1,191 @@
+//! Modules, mounts, devices, and the drivers of others.
+
+use std::time::Duration;
+
+use kube::ResourceExt as _;
+use pitcrew_agent::failure::{FAILED, NEEDS_REBOOT, TIMED_OUT};
+use pitcrew_agent::fake::{HostDriver, Machine};
+use pitcrew_agent::host::PciDevice;
+
+use crate::stage::Stage;
+use crate::{wants, with_driver};
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_module_leaves_everything_as_it_was_and_its_holder_is_named() {
+    let stage = Stage::new(with_driver()).await;
+    stage.host.change(|machine| machine.open(4242, "python3", "/dev/nvidia-uvm", &["nvidia_uvm"]));
+    let before = stage.host.machine();
+    let failure = stage.uninstall().await.unwrap_err();
+    assert_eq!(failure.exit_code(), FAILED);
+    let text = failure.sentence();
+    assert!(text.contains("module nvidia_uvm has 1 reference"), "{text}");
+    assert!(text.contains("process 4242 (python3) has /dev/nvidia-uvm open"), "{text}");
+    assert_eq!(stage.host.machine(), before, "nothing was removed");
+    assert!(!stage.is_cordoned().await, "its own cordon, and the driver is as it was");
+    assert!(stage.paused().await.is_empty());
+    assert!(stage.events().await.iter().any(|event| event.starts_with("! ") && event.contains("python3")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn gdrdrv_pins_the_module_and_goes_first() {
+    let stage = Stage::new(with_driver()).await;
+    stage.host.change(|machine| machine.load("gdrdrv", Some("nvidia")));
+    stage.uninstall().await.unwrap();
+    assert!(stage.host.machine().modules.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn half_a_driver_needs_a_reboot_and_keeps_the_node_out() {
+    let mut stage = Stage::new(with_driver()).await;
+    wants(&mut stage, "old-but-forced");
+    stage.host.change(|machine| machine.grabbed = Some(("nvidia_uvm".to_owned(), "nvidia".to_owned())));
+    for _ in 0..2 {
+        let failure = stage.uninstall().await.unwrap_err();
+        assert_eq!(failure.exit_code(), NEEDS_REBOOT, "{}", failure.sentence());
+        assert!(stage.is_cordoned().await);
+        assert_eq!(stage.paused().await.len(), 3, "operands stay away from half a driver");
+        assert!(stage.node().await.annotations().contains_key("pitcrew.dev/needs-reboot"));
+    }
+    assert!(stage.events().await.iter().any(|event| event.contains("needs a reboot")));
+    // Nor is it called fine because the configuration is the same.
+    wants(&mut stage, "old");
+    assert_eq!(stage.uninstall().await.unwrap_err().exit_code(), NEEDS_REBOOT);
+    // After the reboot nothing is loaded, and /run is empty.
+    stage.host.change(|machine| {
+        *machine = Machine::default();
+        machine.file("/proc/sys/kernel/random/boot_id", "boot-2");
+    });
+    stage.uninstall().await.unwrap();
+    assert!(stage.paused().await.is_empty());
+    assert!(!stage.node().await.annotations().contains_key("pitcrew.dev/needs-reboot"));
+    assert!(stage.is_cordoned().await);
+    stage.load_new_driver();
+    stage.finish(Duration::from_mins(1)).await.unwrap();
+    assert!(!stage.is_cordoned().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn half_a_driver_whose_holder_leaves_is_unloaded_after_all() {
+    let stage = Stage::new(with_driver()).await;
+    stage.host.change(|machine| machine.grabbed = Some(("nvidia_uvm".to_owned(), "nvidia".to_owned())));
+    assert_eq!(stage.uninstall().await.unwrap_err().exit_code(), NEEDS_REBOOT);
+    stage.host.change(|machine| machine.processes.clear());
+    stage.uninstall().await.unwrap();
+    assert!(stage.host.machine().modules.is_empty());
+    assert!(!stage.node().await.annotations().contains_key("pitcrew.dev/needs-reboot"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn stacked_mounts_are_all_detached() {
+    let stage = Stage::new(with_driver()).await;
+    stage.host.change(|machine| {
+        for mount in [
+            "/run/nvidia/driver",
+            "/run/nvidia/driver",
+            "/run/nvidia/driver/proc",
+            "/run/nvidia/driver-other",
+        ] {
+            machine.mounts.push(mount.to_owned());
+        }
+    });
+    stage.uninstall().await.unwrap();
+    assert_eq!(stage.host.machine().mounts, ["/", "/run", "/run/nvidia/driver-other"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn mofed_is_waited_for_with_a_deadline_and_the_node_is_not_left_paused() {
+    let mut stage = Stage::new(with_driver()).await;
+    stage.settings.rdma = true;
+    stage.settings.mofed_limit = Duration::from_mins(2);
+    let card = PciDevice { address: "0000:81:00.0".to_owned(), vendor: 0x15b3, ..PciDevice::default() };
+    stage.host.change(|machine| machine.devices.push(card));
+    let failure = stage.uninstall().await.unwrap_err();
+    assert_eq!(failure.exit_code(), TIMED_OUT);
+    assert!(failure.sentence().contains("/run/mellanox/drivers/.driver-ready is not there"));
+    assert!(stage.paused().await.is_empty());
+    assert!(stage.is_cordoned().await, "its driver is gone");
+    stage.host.change(|machine| machine.file("/run/mellanox/drivers/.driver-ready", ""));
+    stage.uninstall().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_hosts_mofed_is_told_by_the_modules_whole_name() {
+    let mut stage = Stage::new(with_driver()).await;
+    (stage.settings.rdma, stage.settings.host_mofed) = (true, true);
+    let card = PciDevice { address: "0000:81:00.0".to_owned(), vendor: 0x15b3, ..PciDevice::default() };
+    stage.host.change(|machine| {
+        machine.devices.push(card);
+        machine.load("mlx5_core_lookalike", None);
+    });
+    assert_eq!(stage.uninstall().await.unwrap_err().exit_code(), TIMED_OUT);
+    stage.host.change(|machine| machine.load("mlx5_core", None));
+    stage.uninstall().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn nouveau_is_removed_before_the_operands_come_back() {
+    for (busy, loaded) in [(false, with_driver()), (false, Machine::default()), (true, Machine::default())] {
+        let stage = Stage::new(loaded).await;
+        stage.host.change(|machine| {
+            machine.load("nouveau", None);
+            if busy {
+                machine.open(3, "Xorg", "/dev/dri/card0", &["nouveau"]);
+            }
+        });
+        let result = stage.uninstall().await;
+        assert_eq!(result.is_err(), busy);
+        assert_eq!(stage.host.machine().modules.contains_key("nouveau"), busy);
+        assert!(stage.paused().await.is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_driver_on_the_host_is_told_by_a_label_and_there_is_a_way_back() {
+    let stage =
+        Stage::new(Machine { host_driver: HostDriver::Version("535.1".to_owned()), ..with_driver() }).await;
+    let failure = stage.uninstall().await.unwrap_err();
+    assert!(failure.sentence().contains("driver 535.1 installed"), "{}", failure.sentence());
+    assert_eq!(stage.node().await.labels()["nvidia.com/gpu.deploy.driver"], "pre-installed");
+    assert_eq!(stage.host.machine().modules.len(), 4);
+    stage.host.change(|machine| machine.host_driver = HostDriver::Absent);
+    stage.uninstall().await.unwrap();
+    assert_eq!(stage.node().await.labels()["nvidia.com/gpu.deploy.driver"], "true");
+    assert!(!stage.node().await.annotations().contains_key("pitcrew.dev/host-driver"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_driver_on_the_host_that_hangs_does_not_hang_the_agent() {
+    let stage = Stage::new(Machine { host_driver: HostDriver::Hangs, ..with_driver() }).await;
+    let failure = tokio::time::timeout(Duration::from_mins(2), stage.uninstall()).await.unwrap().unwrap_err();
+    assert!(failure.sentence().contains("did not answer"), "{}", failure.sentence());
+    assert_eq!(stage.host.machine().modules.len(), 4);
+    assert_eq!(stage.node().await.labels()["nvidia.com/gpu.deploy.driver"], "true");
+}
+
+#[tokio::test(start_paused = true)]
+async fn devices_of_virtual_machines_come_back_and_others_are_left_alone() {
+    let device = |address: &str, driver: &str| PciDevice {
+        address: address.to_owned(),
+        vendor: 0x10de,
+        class: 0x03_0200,
+        driver: Some(driver.to_owned()),
+        ..PciDevice::default()
+    };
+    let stage = Stage::new(Machine::default()).await;
+    stage.host.change(|machine| {
+        machine.devices =
+            vec![device("a", "vfio-pci"), device("b", "other"), device("c", "nvgrace_gpu_vfio_pci")];
+    });
+    stage.uninstall().await.unwrap();
+    let drivers: Vec<Option<String>> =
+        stage.host.machine().devices.into_iter().map(|device| device.driver).collect();
+    assert_eq!(drivers, [None, Some("other".to_owned()), None]);
+    // A device that does not let go is told of, and the operands come back all the same.
+    stage.host.change(|machine| {
+        machine.devices = vec![device("a", "vfio-pci")];
+        machine.unwritable.insert("/sys/bus/pci/devices/a/driver_override".to_owned());
+    });
+    let failure = stage.uninstall().await.unwrap_err();
+    assert!(failure.sentence().contains("take a back from vfio-pci"), "{}", failure.sentence());
+    assert!(stage.paused().await.is_empty());
+}

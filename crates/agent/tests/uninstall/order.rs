@@ -1,0 +1,150 @@
+//! What happens, in which order, and what is asked of the API.
+
+use kube::ResourceExt as _;
+use pitcrew_agent::failure::TIMED_OUT;
+use pitcrew_agent::fake::{HostDriver, Machine};
+use pitcrew_sim::api::Fault;
+use serde_json::json;
+
+use crate::stage::{NAMESPACE, Stage, gpu_pod};
+use crate::{OURS, wants, with_driver};
+
+/// What the documented program asks, without sixteen more reads of the node, and with the uncordon left to `finish`.
+#[tokio::test(start_paused = true)]
+async fn the_sequence_of_requests_is_the_documented_one() {
+    let mut stage = Stage::new(with_driver()).await;
+    wants(&mut stage, "new");
+    stage.uninstall().await.unwrap();
+    let trace = stage.trace.lock().unwrap().join("\n");
+    insta::assert_snapshot!(trace);
+    let calls = stage.host.calls();
+    let changes = calls.iter().filter(|call| !call.starts_with("read ") && !call.starts_with("look "));
+    insta::assert_snapshot!(changes.cloned().collect::<Vec<_>>().join("\n"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_node_is_read_once() {
+    let stage = Stage::new(with_driver()).await;
+    stage.uninstall().await.unwrap();
+    assert_eq!(stage.api.counts().by_request[&("agent".to_owned(), "get", "nodes".to_owned())], 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_it_the_driver_is_gone_and_the_labels_are_as_they_were() {
+    let stage = Stage::new(with_driver()).await;
+    let before = stage.node().await.labels().clone();
+    stage.uninstall().await.unwrap();
+    assert_eq!(*stage.node().await.labels(), before);
+    let machine = stage.host.machine();
+    assert!(machine.modules.is_empty());
+    assert_eq!(machine.mounts, ["/", "/run"]);
+    assert!(!machine.files.contains_key("/run/nvidia/nvidia-driver.pid"));
+    assert!(!stage.pods().await.contains(&"research/train".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_same_configuration_bothers_nobody() {
+    let mut stage = Stage::new(with_driver()).await;
+    wants(&mut stage, "old");
+    let before = stage.node().await;
+    stage.uninstall().await.unwrap();
+    assert_eq!(stage.host.machine().modules.len(), 4, "the driver stays");
+    assert_eq!(stage.host.machine().mounts, ["/", "/run"], "its root directory is made anew");
+    assert_eq!(stage.node().await, before, "nothing was written on the node");
+    assert!(stage.pods().await.contains(&"research/train".to_owned()));
+    assert_eq!(stage.requests(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_same_configuration_is_installed_again_if_that_is_wanted() {
+    let mut stage = Stage::new(with_driver()).await;
+    wants(&mut stage, "old");
+    stage.settings.force_reinstall = true;
+    stage.uninstall().await.unwrap();
+    assert!(stage.host.machine().modules.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_driver_nobody_is_evicted() {
+    let stage = Stage::new(Machine::default()).await;
+    stage.uninstall().await.unwrap();
+    assert!(stage.pods().await.contains(&"research/train".to_owned()));
+    assert!(!stage.is_cordoned().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upgrade_controller_does_the_cordon_and_the_eviction_itself() {
+    let stage = Stage::new(with_driver()).await;
+    stage.annotate("nvidia.com/gpu-driver-upgrade-enabled", Some("true")).await;
+    stage.patch(json!({"spec": {"unschedulable": true}})).await;
+    stage.uninstall().await.unwrap();
+    assert!(
+        stage.pods().await.contains(&"research/train".to_owned()),
+        "its pods are not the agent's business"
+    );
+    assert!(stage.is_cordoned().await);
+    assert!(stage.host.machine().modules.is_empty());
+    assert!(!stage.node().await.annotations().contains_key(OURS));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pods_of_a_custom_label_are_waited_for_and_leave_in_the_last_batch() {
+    let mut stage = Stage::new(with_driver()).await;
+    let key = "example.com/plugin";
+    stage.settings.custom_label = Some(key.to_owned());
+    stage.label(key, Some("here")).await;
+    let spec =
+        json!({"ownedBy": "DaemonSet", "nodeSelector": {key: "here"}, "containers": gpu_pod()["containers"]});
+    stage.pod("other", "plugin", json!({}), spec).await;
+    stage.uninstall().await.unwrap();
+    assert!(!stage.pods().await.contains(&"other/plugin".to_owned()));
+    assert_eq!(stage.node().await.labels()[key], "here");
+    let trace = stage.trace.lock().unwrap().join("\n");
+    let paused = trace.find("example.com/plugin = \"here_paused-for-driver-upgrade\"").unwrap();
+    assert!(paused > trace.find("pods/eviction").unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operand_that_does_not_leave_ends_in_a_named_failure_and_a_node_as_before() {
+    let stage = Stage::new(with_driver()).await;
+    let spec = json!({"ownedBy": "DaemonSet"});
+    stage.pod(NAMESPACE, "stuck", json!({"labels": {"app": "nvidia-dcgm-exporter"}}), spec).await;
+    let failure = stage.uninstall().await.unwrap_err();
+    assert_eq!(failure.exit_code(), TIMED_OUT);
+    assert!(failure.sentence().contains("pod gpu-operator/stuck still there"), "{}", failure.sentence());
+    assert!(stage.paused().await.is_empty() && !stage.is_cordoned().await);
+    assert!(
+        stage.events().await.iter().any(|event| event.contains("waits for the pods of nvidia-dcgm-exporter"))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_passing_error_of_the_api_fails_nothing() {
+    let stage = Stage::new(with_driver()).await;
+    let mut count = 0;
+    stage.api.on_request(move |request| {
+        count += u32::from(request.user == "agent");
+        (request.user == "agent" && count.is_multiple_of(3))
+            .then_some(Fault::Status(http::StatusCode::INTERNAL_SERVER_ERROR))
+    });
+    stage.uninstall().await.unwrap();
+    assert!(stage.host.machine().modules.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_check_before_the_work_names_everything_and_changes_nothing() {
+    let stage =
+        Stage::new(Machine { host_driver: HostDriver::Version("535.1".to_owned()), ..with_driver() }).await;
+    stage.host.change(|machine| machine.file("/proc/self/status", "CapEff:\t0000000000000000\n"));
+    stage.label("nvidia.com/gpu.deploy.dcgm", Some(&"x".repeat(40))).await;
+    let (node, machine) = (stage.node().await, stage.host.machine());
+    let failure =
+        pitcrew_agent::preflight::check(&stage.agent(pitcrew_agent::stop::Stop::never())).await.unwrap_err();
+    let text = failure.sentence();
+    for words in
+        ["5 problems found", "gpu.deploy.dcgm", "CAP_SYS_MODULE", "CAP_SYS_ADMIN", "driver 535.1 installed"]
+    {
+        assert!(text.contains(words), "{text}");
+    }
+    assert_eq!((stage.node().await, stage.host.machine()), (node, machine));
+}

@@ -1,0 +1,174 @@
+//! Who leaves the node, who may not, and who gives claims back.
+
+use std::time::Duration;
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::ResourceExt as _;
+use kube::api::{Patch, PatchParams};
+use pitcrew_agent::Failure;
+use pitcrew_agent::failure::TIMED_OUT;
+use pitcrew_sim::api::Fault;
+use serde_json::json;
+
+use crate::stage::{NAMESPACE, Stage, gpu_pod, operand};
+use crate::with_driver;
+
+async fn claim(stage: &Stage, name: &str, driver: &str) {
+    let object = json!({"metadata": {"name": name}, "spec": {}});
+    stage.create::<ResourceClaim>(Some("research"), object).await;
+    let status = json!({"status": {"allocation": {"devices": {"results": [
+        {"driver": driver, "pool": "p", "device": "d", "request": "r"},
+    ]}}}});
+    let api = kube::Api::<ResourceClaim>::namespaced(stage.admin.clone(), "research");
+    let params = PatchParams::default();
+    api.patch_status(name, &params, &Patch::Merge(status)).await.unwrap();
+}
+
+const DRA: &str = "nvidia.com/gpu.deploy.dra-driver";
+const PLUGIN: &str = "nvidia-dra-driver-kubelet-plugin";
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_budget_is_asked_at_most_ten_times_a_minute() {
+    let mut stage = Stage::new(with_driver()).await;
+    stage.budget("research", "train", 0).await;
+    stage.settings.leave_limit = Some(Duration::from_mins(1));
+    let failure = stage.uninstall().await.unwrap_err();
+    assert_eq!(failure.exit_code(), TIMED_OUT, "{}", failure.sentence());
+    let asked = stage.api.counts().of("create", "pods/eviction");
+    assert!((5..=10).contains(&asked), "{asked} requests");
+    assert!(!stage.is_cordoned().await && stage.paused().await.is_empty(), "given back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn gpu_users_in_init_containers_and_sidecars_are_evicted() {
+    let stage = Stage::new(with_driver()).await;
+    let gpu = json!({"limits": {"nvidia.com/gpu": "1"}});
+    let sidecar = json!({
+        "ownedBy": "ReplicaSet",
+        "initContainers": [{"name": "side", "image": "i", "restartPolicy": "Always", "resources": gpu}],
+    });
+    let mig = json!({
+        "ownedBy": "Job",
+        "containers": [{"name": "main", "image": "i", "resources": {"requests": {"nvidia.com/mig-1g.10gb": "1"}, "limits": {"nvidia.com/mig-1g.10gb": "1"}}}],
+    });
+    stage.pod("research", "sidecar", json!({}), sidecar).await;
+    stage.pod("research", "mig", json!({}), mig).await;
+    stage.pod("research", "web", json!({}), json!({"ownedBy": "ReplicaSet"})).await;
+    stage.uninstall().await.unwrap();
+    let pods = stage.pods().await;
+    assert!(!pods.contains(&"research/sidecar".to_owned()) && !pods.contains(&"research/mig".to_owned()));
+    assert!(pods.contains(&"research/web".to_owned()), "who uses no GPU stays");
+}
+
+#[tokio::test(start_paused = true)]
+async fn users_by_claim_are_evicted_compute_domains_included() {
+    let stage = Stage::new(with_driver()).await;
+    claim(&stage, "gpu", "gpu.nvidia.com").await;
+    claim(&stage, "domain", "compute-domain.nvidia.com").await;
+    claim(&stage, "other", "nic.example.com").await;
+    for (name, used) in [("a", "gpu"), ("b", "domain"), ("c", "other"), ("d", "gone")] {
+        let spec = json!({"ownedBy": "Job", "resourceClaims": [{"name": "c", "resourceClaimName": used}]});
+        stage.pod("research", name, json!({}), spec).await;
+    }
+    stage.uninstall().await.unwrap();
+    let pods = stage.pods().await;
+    let left = |name: &str| pods.contains(&format!("research/{name}"));
+    assert!(!left("a") && !left("b"), "{pods:?}");
+    assert!(left("c") && left("d"), "{pods:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_cannot_be_read_is_not_an_absent_one() {
+    let stage = Stage::new(with_driver()).await;
+    let spec = json!({"ownedBy": "Job", "resourceClaims": [{"name": "c", "resourceClaimName": "gpu"}]});
+    stage.pod("research", "a", json!({}), spec).await;
+    stage.api.on_request(|request| {
+        (request.resource == "resourceclaims").then_some(Fault::Denied("no access to claims"))
+    });
+    let failure = stage.uninstall().await.unwrap_err();
+    assert!(failure.sentence().contains("no access to claims"), "{}", failure.sentence());
+    assert_eq!(stage.host.machine().modules.len(), 4);
+    assert!(stage.paused().await.is_empty() && !stage.is_cordoned().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gpu_pod_of_a_daemon_set_is_named_and_nobody_is_evicted() {
+    let stage = Stage::new(with_driver()).await;
+    let mut spec = gpu_pod();
+    spec["ownedBy"] = json!("DaemonSet");
+    stage.pod("research", "monitor", json!({}), spec).await;
+    let failure = stage.uninstall().await.unwrap_err();
+    assert!(
+        failure.sentence().contains("pod research/monitor belongs to a DaemonSet"),
+        "{}",
+        failure.sentence()
+    );
+    assert_eq!(stage.api.counts().of("create", "pods/eviction"), 0);
+    assert!(!stage.is_cordoned().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_works_with_daemon_sets_pods_on_the_node() {
+    let mut stage = Stage::new(with_driver()).await;
+    stage.settings.drain = true;
+    stage.pod("research", "web", json!({}), json!({"ownedBy": "ReplicaSet"})).await;
+    stage
+        .pod(
+            "research",
+            "skipped",
+            json!({"labels": {"nvidia.com/gpu-driver-upgrade-drain.skip": "true"}}),
+            json!({"ownedBy": "ReplicaSet"}),
+        )
+        .await;
+    stage.pod("kube-system", "proxy", json!({}), json!({"ownedBy": "DaemonSet"})).await;
+    // Somebody outside of Kubernetes' sight keeps the driver busy until the node is drained.
+    stage.host.change(|machine| machine.open(9, "web", "/dev/nvidia0", &["nvidia"]));
+    let host = stage.host.clone();
+    stage.api.on_request(move |request| {
+        if request.resource == "pods/eviction" && request.name == "web" {
+            host.change(|machine| machine.processes.clear());
+        }
+        None
+    });
+    stage.uninstall().await.unwrap();
+    let pods = stage.pods().await;
+    assert!(!pods.contains(&"research/web".to_owned()));
+    assert!(pods.contains(&"kube-system/proxy".to_owned()) && pods.contains(&"research/skipped".to_owned()));
+    assert!(stage.host.machine().modules.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_may_not_be_evicted_keeps_all_others_where_they_are() {
+    let stage = Stage::new(with_driver()).await;
+    let mut bare = gpu_pod();
+    bare.as_object_mut().unwrap().remove("ownedBy");
+    stage.pod("research", "bare", json!({}), bare).await;
+    let failure = stage.uninstall().await.unwrap_err();
+    assert!(matches!(&failure, Failure::CannotLeave(text) if text.contains("research/bare")), "{failure}");
+    assert!(stage.pods().await.contains(&"research/train".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_dra_plugin_leaves_last_and_only_without_claim_holders() {
+    let stage = Stage::new(with_driver()).await;
+    stage.label(DRA, Some("true")).await;
+    stage.pod(NAMESPACE, PLUGIN, json!({}), operand(PLUGIN, DRA)).await;
+    claim(&stage, "gpu", "gpu.nvidia.com").await;
+    // An administrator's claim: nobody evicts its holder, but the plugin has to give it back.
+    let spec = json!({"ownedBy": "DaemonSet", "resourceClaims": [{"name": "c", "resourceClaimName": "gpu"}]});
+    let api = kube::Api::<ResourceClaim>::namespaced(stage.admin.clone(), "research");
+    let status = json!({"status": {"allocation": {"devices": {"results": [
+        {"driver": "gpu.nvidia.com", "pool": "p", "device": "d", "request": "r", "adminAccess": true},
+    ]}}}});
+    api.patch_status("gpu", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    stage.pod("research", "watcher", json!({}), spec).await;
+    let failure = stage.uninstall().await.unwrap_err();
+    assert!(failure.sentence().contains("pod research/watcher hold claims"), "{}", failure.sentence());
+    assert!(stage.pods().await.contains(&format!("{NAMESPACE}/{PLUGIN}")));
+    stage.admin_delete("research", "watcher").await;
+    stage.uninstall().await.unwrap();
+    assert_eq!(stage.node().await.labels()[DRA], "true");
+    let trace = stage.trace.lock().unwrap().join("\n");
+    let evicted = trace.rfind("pods/eviction").unwrap();
+    assert!(trace.rfind("dra-driver = \"paused").unwrap() > evicted, "{trace}");
+}
