@@ -6,6 +6,7 @@
 
 use super::call::Call;
 use super::reply::Failure;
+use super::request::check_dry_run;
 use super::selector::Selector;
 use super::store::{Name, Object, Store};
 use super::{clock, dependents, write};
@@ -66,6 +67,7 @@ impl DeleteOptions {
             "Orphan" => Propagation::Orphan,
             other => return Err(Failure::bad_request(format!("invalid propagationPolicy: \"{other}\""))),
         };
+        check_dry_run(body["dryRun"][0].as_str().unwrap_or_default())?;
         Ok(Self {
             grace_seconds: body["gracePeriodSeconds"].as_i64(),
             uid: text("/preconditions/uid"),

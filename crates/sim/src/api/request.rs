@@ -4,7 +4,7 @@
 //! it) and the [`Options`] that a handler looks at. Nothing here knows which resources exist.
 
 use super::reply::Failure;
-use http::{Method, request::Parts};
+use http::{Method, StatusCode, request::Parts};
 use std::collections::BTreeMap;
 
 /// Who asks for what: the fields of an audit log entry.
@@ -141,6 +141,15 @@ impl Options {
     pub(super) fn dry_run(&self) -> bool {
         self.text("dryRun") == "All"
     }
+}
+
+/// Whoever only wants to try must not be misunderstood: any other word is refused.
+pub(super) fn check_dry_run(word: &str) -> Result<(), Failure> {
+    if matches!(word, "" | "All") {
+        return Ok(());
+    }
+    let message = format!("dryRun: Unsupported value: \"{word}\": supported values: \"All\"");
+    Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::call::Call;
 use super::delete::{self, DeleteOptions, Deleted};
 use super::kinds::Trait;
 use super::reply::{self, Failure, Reply};
-use super::request::{Options, RequestInfo};
+use super::request::{Options, RequestInfo, check_dry_run};
 use super::store::{Object, Store};
 use super::{Shared, discovery, evict, lock, patch, read, watch, write};
 use bytes::Bytes;
@@ -30,6 +30,9 @@ pub(super) fn serve(
     let call = Call::new(&store, info, options, parts, body)?;
     if call.info.verb == "watch" {
         return watch::watch(shared, &mut store, &call);
+    }
+    if matches!(call.info.verb, "create" | "update" | "patch") {
+        check_dry_run(call.options.text("dryRun"))?;
     }
     store.dry_run = call.options.dry_run();
     let served = dispatch(&mut store, &call);
