@@ -158,7 +158,7 @@ impl Change {
         }
         let mut body = json!({"metadata": metadata});
         if let Some(unschedulable) = self.unschedulable {
-            // What is true by default is not there.
+            // Nobody writes `false`: a node that takes work has no such field.
             body["spec"] = json!({"unschedulable": unschedulable.then_some(true)});
         }
         body

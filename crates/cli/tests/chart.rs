@@ -11,6 +11,7 @@
 //!    stage.rs        a plane with a fleet, and two hosts on which pods are processes
 //!    host.rs         the kubelet of those hosts
 //!    install.rs      install, upgrade, test, uninstall
+//!    node_agents.rs  what the agents of a node may do
 //!    refresh.rs      the Job of the client refresh, by Helm and by Argo CD
 //! ```
 
@@ -20,6 +21,8 @@ mod deployers;
 mod host;
 #[path = "chart/install.rs"]
 mod install;
+#[path = "chart/node_agents.rs"]
+mod node_agents;
 #[path = "chart/permissions.rs"]
 mod permissions;
 #[path = "chart/refresh.rs"]
@@ -43,7 +46,7 @@ use stage::Story;
 /// A look at what the chart renders to.
 type Look = fn() -> render::Outcome;
 
-const RENDERED: [(&str, Look); 10] = [
+const RENDERED: [(&str, Look); 11] = [
     ("helm lint finds nothing", refusals::lint),
     ("a typo or a bad value is named", refusals::schema),
     ("values that are wrong together are refused with what to do", refusals::together),
@@ -51,15 +54,17 @@ const RENDERED: [(&str, Look); 10] = [
     ("the controller is granted what it asks for, feature by feature", permissions::controller),
     ("readers are granted what they ask for", permissions::reader),
     ("nobody may do anything to everything", permissions::no_wildcards),
+    ("agents of a node are granted something only if they are named", node_agents::only_if_named),
     ("every deployer gets the same Job, each in its own way", deployers::same_job),
     ("a new driver is a difference for every deployer", deployers::new_version),
     ("the deployers wait longer than the Job", deployers::timeouts),
 ];
 
 /// What is played on a real control plane.
-const STORIES: [(&str, Story); 4] = [
+const STORIES: [(&str, Story); 5] = [
     ("the command of the README installs a controller that upgrades a fleet", install::install),
     ("a controller without its features works with fewer permissions", install::features_off),
+    ("an agent of a node writes its own node and no other", node_agents::own_node_only),
     ("the refresh Job runs by Helm's hook", refresh::by_helm),
     ("the refresh Job runs by Argo CD, once for each version", refresh::by_argocd),
 ];

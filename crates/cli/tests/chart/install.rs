@@ -13,7 +13,7 @@ const STATES: &str = "kubectl get nodes -l nvidia.com/gpu.present \
      -ojsonpath='{.items[*].metadata.labels.nvidia\\.com/gpu-driver-upgrade-state}'";
 
 /// The line of a document that begins so.
-fn documented(document: &str, beginning: &str) -> Result<String, Failed> {
+pub(crate) fn documented(document: &str, beginning: &str) -> Result<String, Failed> {
     let text = fs::read_to_string(top().join(document))?;
     let line = text.lines().find(|line| line.starts_with(beginning)).map(str::to_owned);
     line.ok_or_else(|| format!("{document} has no line that begins with {beginning}").into())
@@ -44,7 +44,7 @@ pub(crate) fn features_off(stage: &Stage) -> Outcome {
 }
 
 /// Both replicas are Ready, on two nodes, and one leads.
-fn available(stage: &Stage) -> Outcome {
+pub(crate) fn available(stage: &Stage) -> Outcome {
     stage.sh("kubectl rollout status -n gpu-operator deployment/pitcrew --timeout=90s")?;
     let hosts = "kubectl get pods -n gpu-operator -lapp.kubernetes.io/component=controller \
          -ojsonpath='{.items[*].spec.nodeName}'";
