@@ -37,8 +37,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 /// Runs an agent on this machine. Returns the exit code.
 pub fn run_agent(agent: &Arguments) -> u8 {
     // Containers' logs have a time already. If somebody else writes the log already, they go on doing so.
-    let _ =
-        tracing_subscriber::fmt().without_time().with_target(false).with_writer(std::io::stderr).try_init();
+    // A container's log is no terminal, and colours would be noise in it.
+    let log = tracing_subscriber::fmt().without_time().with_target(false).with_ansi(false);
+    let _ = log.with_writer(std::io::stderr).try_init();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
