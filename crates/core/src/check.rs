@@ -17,6 +17,7 @@ use crate::names::{GateName, NodeName, PoolName};
 use crate::plan::{Plan, PoolPlan, PoolStatus, uses_device};
 use crate::policy::{self, Pick, Policy, Pool, Stage};
 use crate::snapshot::{DaemonSet, Node, Object, Pod, Rollout, SetbackKind, Snapshot};
+use crate::version::DriverVersion;
 use crate::visit::{Visit, Walk};
 
 /// A promise that an action would break.
@@ -115,7 +116,7 @@ pub fn violations(snapshot: &Snapshot, plan: &Plan) -> Vec<Violation> {
             report(Promise::WithinLimits, beyond_spread(snapshot, policy, done, &mine));
             report(Promise::NobodyOnTheDevice, under_work(snapshot, policy, &mine));
             report(Promise::WholeAtoms, parts_of_atoms(snapshot, policy, done, &mine));
-            report(Promise::InWindows, out_of_hours(snapshot, policy, &mine));
+            report(Promise::InWindows, out_of_hours(snapshot, policy, done, &mine));
             report(Promise::InOpenStages, before_their_stage(snapshot, policy, done, &mine));
             report(Promise::NotTakenBack, taken_back(snapshot, policy, done, &mine));
             report(Promise::GatesPassed, before_its_gates(snapshot, policy, &mine));
@@ -305,7 +306,7 @@ fn parts_of_atoms(
         |name: &NodeName| snapshot.nodes.get(name)?.labels().get(label).filter(|atom| !atom.is_empty());
     let has_to_go = |name: &NodeName, node: &Node| {
         let skipped = node.mark(&policy.keys.skip) == Some("true");
-        !skipped && !has_failed(policy, node) && driver_is_current(snapshot, policy, name) == Some(false)
+        !skipped && !has_failed(policy, node) && driver_is_current(snapshot, policy, done, name) == Some(false)
     };
     let started: BTreeSet<&NodeName> = starts.iter().map(|(_, name)| *name).collect();
     let (mut under_way, mut torn) = (BTreeSet::new(), BTreeSet::new());
@@ -319,17 +320,17 @@ fn parts_of_atoms(
     }
     let is_part = |name: &NodeName| {
         atom(name).is_some_and(|atom| torn.contains(atom) && !under_way.contains(atom))
-            && !only_loads(snapshot, policy, name)
+            && !only_loads(snapshot, policy, done, name)
     };
     starts.into_iter().filter(|(_, name)| is_part(name)).map(|(i, name)| (i, name.clone())).collect()
 }
 
 /// Starts while no window is open. A node without any driver starts at any time.
-fn out_of_hours(snapshot: &Snapshot, policy: &Policy, mine: &[(usize, &Action)]) -> Broken {
+fn out_of_hours(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
     if policy.windows.at(snapshot.now, SignedDuration::ZERO).is_open() {
         return Vec::new();
     }
-    let late = starts(mine).filter(|(_, patch)| !only_loads(snapshot, policy, &patch.node));
+    let late = starts(mine).filter(|(_, patch)| !only_loads(snapshot, policy, done, &patch.node));
     late.map(|(i, patch)| (i, patch.node.clone())).collect()
 }
 
@@ -392,7 +393,7 @@ fn before_their_stage(
         node.is_some_and(|node| !open.clone().any(|stage| takes(stage, node)))
     };
     let early = starts(mine).filter(|(_, patch)| !stages.is_empty() && early(&patch.node));
-    let early = early.filter(|(_, patch)| !only_loads(snapshot, policy, &patch.node));
+    let early = early.filter(|(_, patch)| !only_loads(snapshot, policy, done, &patch.node));
     early.map(|(i, patch)| (i, patch.node.clone())).collect()
 }
 
@@ -401,7 +402,7 @@ fn taken_back(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[(us
     if !rollout(snapshot, done).is_some_and(Rollout::is_taken_back) {
         return Vec::new();
     }
-    let starts = starts(mine).filter(|(_, patch)| !only_loads(snapshot, policy, &patch.node));
+    let starts = starts(mine).filter(|(_, patch)| !only_loads(snapshot, policy, done, &patch.node));
     starts.map(|(i, patch)| (i, patch.node.clone())).collect()
 }
 
@@ -442,7 +443,7 @@ fn not_listed(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[(us
     };
     let listed = |name: &NodeName| driver_sets(snapshot, policy, name).into_iter().any(is_listed);
     let starts = starts(mine).filter(|(_, patch)| !listed(&patch.node));
-    let starts = starts.filter(|(_, patch)| !only_loads(snapshot, policy, &patch.node));
+    let starts = starts.filter(|(_, patch)| !only_loads(snapshot, policy, done, &patch.node));
     starts.map(|(i, patch)| (i, patch.node.clone())).collect()
 }
 
@@ -460,9 +461,9 @@ fn comes_back_out(policy: &Policy, node: &Node) -> bool {
 }
 
 /// The wanted driver is there and waits to be loaded: the node has none.
-fn only_loads(snapshot: &Snapshot, policy: &Policy, name: &NodeName) -> bool {
+fn only_loads(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, name: &NodeName) -> bool {
     let waits = |node: &Node| node.annotations.get(&policy.keys.safe_load).is_some_and(|v| !v.is_empty());
-    snapshot.nodes.get(name).is_some_and(waits) && driver_is_current(snapshot, policy, name) == Some(true)
+    snapshot.nodes.get(name).is_some_and(waits) && driver_is_current(snapshot, policy, done, name) == Some(true)
 }
 
 /// The DaemonSets that make the node's driver pods; if it has none of them, those that are meant for it.
@@ -478,15 +479,31 @@ fn driver_sets<'a>(snapshot: &'a Snapshot, policy: &Policy, name: &NodeName) -> 
     if making.is_empty() { others.into_iter().filter(|set| is_meant(set)).collect() } else { making }
 }
 
-/// Whether the node's driver pod is of the newest template; `None` if nobody can tell.
-fn driver_is_current(snapshot: &Snapshot, policy: &Policy, name: &NodeName) -> Option<bool> {
+/// Whether the node's driver pod is of the newest template, or, on the way back, of the wanted version, unless a rollout
+/// brought it that went wrong; `None` if nobody can tell.
+fn driver_is_current(
+    snapshot: &Snapshot,
+    policy: &Policy,
+    done: &PoolPlan,
+    name: &NodeName,
+) -> Option<bool> {
     let driver = |pod: &&Pod| policy.is_driver(&pod.name.namespace, &pod.labels) && pod.deleting.is_none();
     let pod = snapshot.pods_on(name).find(driver)?;
     let daemon_set = snapshot.daemon_sets.get(&pod.owner.as_ref()?.uid)?;
     let revisions = snapshot.revisions.values().filter(|revision| revision.owner == daemon_set.uid);
     let newest = revisions.max_by_key(|revision| revision.number)?;
     let known = daemon_set.observed_generation == daemon_set.generation;
-    known.then(|| pod.revision.as_ref() == Some(&newest.hash))
+    let is_bad = |rollout: &Rollout| {
+        let target = rollout.spec.target.get(daemon_set.name.name.as_ref()).map(String::as_str);
+        rollout.went_wrong() && target == pod.revision.as_ref().map(|revision| revision.as_str())
+    };
+    let spared = || {
+        let version = DriverVersion::from_image(&pod.image);
+        goes_back(snapshot, done)
+            && version.is_some_and(|version| daemon_set.driver_version.as_ref() == Some(&version))
+            && !rollouts(snapshot, done).into_values().any(is_bad)
+    };
+    known.then(|| pod.revision.as_ref() == Some(&newest.hash) || spared())
 }
 
 /// Between slot and release, as far as the record, the label or a write under way says so. A write whose outcome is not

@@ -24,6 +24,7 @@ use crate::api::StagePhase;
 use crate::contract::State;
 use crate::matrix::Unlisted;
 use crate::names::{DriverName, NodeName, ObjectName};
+use crate::version::DriverVersion;
 use crate::visit::{Cause, Finding};
 
 pub use about::{About, Thing};
@@ -54,6 +55,11 @@ pub enum Kind {
 pub enum Reason {
     /// The driver pod is up to date and ready.
     UpToDate,
+    /// On the way back to this version the node has it already, from an earlier template, and is left alone.
+    SameVersion {
+        /// The version.
+        version: DriverVersion,
+    },
     /// Up to date, but its driver pod is not ready.
     DriverNotReady {
         /// The driver pod.
@@ -384,6 +390,7 @@ impl Reason {
     pub fn code(&self) -> &'static str {
         match self {
             Reason::UpToDate => "up-to-date",
+            Reason::SameVersion { .. } => "same-version",
             Reason::DriverNotReady { .. } => "driver-not-ready",
             Reason::Moving { .. } | Reason::Writing => "moving",
             Reason::RevisionPending { .. } => "revision-pending",
@@ -439,7 +446,7 @@ impl Reason {
     /// How a node with this reason feels.
     pub fn kind(&self) -> Kind {
         match self {
-            Reason::UpToDate => Kind::Done,
+            Reason::UpToDate | Reason::SameVersion { .. } => Kind::Done,
             Reason::Moving { .. }
             | Reason::Writing
             | Reason::WaitingForJobs { .. }

@@ -7,11 +7,13 @@ use std::iter::Peekable;
 use jiff::Timestamp;
 
 use super::pool::View;
+use super::rollback;
 use crate::contract::State;
 use crate::names::{NodeName, ObjectName, RevisionHash, Uid};
 use crate::policy::Policy;
 use crate::reason::{Limit, Reason};
 use crate::snapshot::{DaemonSet, Node, Object, OwnerKind, Pending, Pod, Setback, SetbackKind};
+use crate::version::DriverVersion;
 use crate::visit::{Visit, Walk};
 
 /// One node of a pool.
@@ -88,7 +90,7 @@ pub(super) enum Standing<'a> {
 /// How a driver pod compares with what it should be.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Freshness {
-    /// Of the newest revision.
+    /// Of the newest revision; or, on the way back, of another one that brings the same driver version.
     InSync,
     /// Of another one.
     Outdated,
@@ -128,6 +130,12 @@ impl<'a> Member<'a> {
             && !self.asked_for
             && self.walk().is_none_or(|walk| walk.replace.is_none())
             && digests.is_some_and(|(pod, template)| !pod.is_empty() && pod == template)
+    }
+
+    /// The version of its driver, which came with an earlier template and is the wanted one all the same.
+    pub(super) fn spared(&self) -> Option<DriverVersion> {
+        let earlier = self.sync == Freshness::InSync && self.pod?.revision.as_ref() != self.target;
+        self.daemon_set?.driver_version.clone().filter(|_| earlier)
     }
 
     /// It could take work again as it is: nothing was done to its driver, in this attempt or an earlier one.
@@ -267,7 +275,12 @@ fn member<'a>(
     let annotation = |key: &String| node.annotations.get(key).map(String::as_str);
     let requested = annotation(&policy.keys.requested) == Some("true");
     let waits_for_load = annotation(&policy.keys.safe_load).is_some_and(|v| !v.is_empty());
-    let sync = freshness(pod, target);
+    let sync = match freshness(pod, target) {
+        Freshness::Outdated if pod.zip(daemon_set).is_some_and(|(pod, ds)| rollback::spares(view, pod, ds)) => {
+            Freshness::InSync
+        }
+        sync => sync,
+    };
     // A person has taken it out; or its driver is the wanted one already, and only has to be loaded.
     let alone = node.mark(&policy.keys.skip) == Some("true") || (waits_for_load && sync == Freshness::InSync);
     Some(Member {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::pool::daemon_sets;
+use super::pool::{View, daemon_sets};
 use super::rollout::{has_target, may_write, name, newest, rollouts};
 use super::{Plan, PoolPlan};
 use crate::action::{Action, PutBack};
@@ -15,7 +15,7 @@ use crate::api::{OnFailure, Previous, RollbackStatus, stamp};
 use crate::names::RevisionHash;
 use crate::policy::{Pool, Source};
 use crate::reason::Reason;
-use crate::snapshot::{DaemonSet, Rollout, Snapshot};
+use crate::snapshot::{DaemonSet, Pod, Rollout, Snapshot};
 use crate::version::DriverVersion;
 
 /// Who decides if no person does.
@@ -113,6 +113,17 @@ fn is_same(recorded: &BTreeMap<String, String>, target: &Target) -> bool {
         .iter()
         .map(|(k, v)| (k.as_str(), v.as_str()))
         .eq(target.iter().map(|(k, v)| (k.as_str(), v.as_str())))
+}
+
+/// On the way back: a driver of the wanted version stays as it is, whatever template it came with; only what a rollout
+/// brought that went wrong has to go.
+pub(super) fn spares(view: &View<'_>, pod: &Pod, ds: &DaemonSet) -> bool {
+    let same = || ds.driver_version.is_some() && DriverVersion::from_image(&pod.image) == ds.driver_version;
+    let came_with = |rollout: &Rollout| {
+        pod.revision.as_ref().is_none_or(|revision| is_new(rollout, &ds.name.name, revision))
+    };
+    let bad = || rollouts(view.snapshot, view.pool).any(|(_, rollout)| rollout.went_wrong() && came_with(rollout));
+    view.goes_back && same() && !bad()
 }
 
 /// What most driver pods are of that are not of the new revision.

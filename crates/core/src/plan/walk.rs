@@ -241,8 +241,9 @@ fn in_service_and_current(member: &Member<'_>) -> bool {
 
 /// Without an operator that says so, driver-managers must learn from us that a controller looks after the node.
 fn announce_ourselves(view: &View<'_>, member: &Member<'_>) -> Decision {
+    let reason = member.spared().map_or(Reason::UpToDate, |version| Reason::SameVersion { version });
     if member.announced {
-        return Decision::stay(Reason::UpToDate);
+        return Decision::stay(reason);
     }
     let patch = NodePatch {
         to: None,
@@ -250,7 +251,7 @@ fn announce_ourselves(view: &View<'_>, member: &Member<'_>) -> Decision {
         labels: Changes::default(),
         ..base_patch(view, member, State::UpgradeDone)
     };
-    Decision::act(Reason::UpToDate, Action::PatchNode(patch))
+    Decision::act(reason, Action::PatchNode(patch))
 }
 
 /// `upgrade-required`: through the ledger and no other way.

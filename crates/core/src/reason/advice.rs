@@ -39,6 +39,8 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
     let node = about.node;
     match about.reason() {
         Reason::UpToDate | Reason::Writing | Reason::Conflict | Reason::OtherDriver { .. } => vec![],
+        // Whoever wants the newest template as well.
+        Reason::SameVersion { .. } => vec![restart(about)],
         Reason::Moving { .. } | Reason::ApiError { .. } => vec![see_events(about)],
         Reason::DriverNotReady { pod, .. } => vec![see_logs(pod), see_pod(pod), restart(about)],
         Reason::DriverStopping { pod, .. } => vec![see_pod(pod)],

@@ -10,7 +10,7 @@ use crate::visit::Cause;
 /// The objects that keep a node where it is. Only a node that is done has none.
 pub fn culprits(about: &About<'_>) -> Vec<Thing> {
     match about.reason() {
-        Reason::UpToDate => vec![],
+        Reason::UpToDate | Reason::SameVersion { .. } => vec![],
         Reason::DriverNotReady { pod, .. }
         | Reason::PodStuck { pod, .. }
         | Reason::DriverStopping { pod, .. }

@@ -5,14 +5,15 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::Api;
 use kube::api::ListParams;
 use pitcrew_core::api::{DriverPolicy, Rollout, RolloutPhase};
+use pitcrew_core::contract::State;
 use serde_json::{Value, json};
 
 use super::policies::{patch_driver, precompiled};
 use super::reported::{embedded, spread};
-use super::{NEW, NEWER, OLD, fleet, in_service, scenario};
+use super::{NEW, NEWER, OLD, SKIP_LABEL, fleet, in_service, scenario};
 use crate::actors::{GPU_PRESENT, NAMESPACE};
 use crate::fleet::Fleet;
-use crate::scenario::{Outcome, Scenario, Stage, must};
+use crate::scenario::{Outcome, Scene, Scenario, Stage, must};
 
 const DRIVER: &str = "fpga-driver";
 const ALL: &str = "all";
@@ -20,6 +21,7 @@ const ALL: &str = "all";
 pub(super) fn all() -> Vec<Scenario> {
     vec![
         scenario("an-nvidiadriver-gets-its-version-back", one_driver(), |s| nvidia_driver(s).boxed()),
+        scenario("nodes-with-the-version-before-are-left-alone", one_driver(), |s| spared(s).boxed()),
         embedded(&[], "a-version-for-two-kernels-is-taken-back", precompiled(), |s| two_kernels(s).boxed()),
         embedded(&[], "a-template-that-nobody-renders-is-put-back", spread(2, 1), |s| template(s).boxed()),
         Scenario {
@@ -53,6 +55,25 @@ async fn nvidia_driver(stage: &mut Stage) -> Outcome {
     let versions: Vec<String> = stage.driver_versions().await?.into_values().collect();
     must(versions == [OLD, OLD], || format!("drivers are {versions:?}"))?;
     in_service(stage)
+}
+
+/// Somebody changed more than the version: what comes back is another template with the driver that a node has.
+async fn spared(stage: &mut Stage) -> Outcome {
+    let before = stage.driver_pod("gpu-02").await?;
+    stage.label("gpu-02", SKIP_LABEL, Some("true")).await?;
+    patch_driver(stage, ALL, json!({"version": NEW, "labels": {"team": "ml"}})).await?;
+    let one_of_two = |scene: &Scene| {
+        scene.state("gpu-01") == State::UpgradeDone && scene.state("gpu-02") == State::UpgradeRequired
+    };
+    stage.until("one node is upgraded", one_of_two).await?;
+    take_back(stage, "all-1", "all-2").await?;
+    stage.label("gpu-02", SKIP_LABEL, None).await?;
+    stage.until_done().await?;
+    let versions: Vec<String> = stage.driver_versions().await?.into_values().collect();
+    must(versions == [OLD, OLD], || format!("drivers are {versions:?}"))?;
+    stage.until_reason("gpu-02", "is left alone on the way back").await?;
+    let after = stage.driver_pod("gpu-02").await?;
+    must(before == after, || format!("the driver pod of gpu-02 was {before} and is {after}"))
 }
 
 /// Two DaemonSets are rendered from one version, one after the other: that is one way back.

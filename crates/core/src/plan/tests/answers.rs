@@ -118,6 +118,16 @@ fn before_a_visit() -> Vec<Case> {
             }),
         ),
         (
+            "left alone on the way back",
+            but(only(node("n").outdated().skipped()).with(node("m").outdated()), |f| {
+                f.settle();
+                f.node_mut("n").set_label(&keys("gpu").skip, None);
+                super::rollbacks::say(f, "cluster-policy-1", false);
+                f.renders = Some("old-again");
+                f.live(3600);
+            }),
+        ),
+        (
             "too many failed",
             only(required())
                 .policy(json!({"maxUnavailable": "100%"}))
@@ -328,6 +338,7 @@ fn every_reason_has_an_answer() {
     insta::assert_snapshot!(texts.concat());
     let all = [
         "up-to-date",
+        "same-version",
         "driver-not-ready",
         "moving",
         "revision-pending",

@@ -280,6 +280,8 @@ pub(super) struct Fleet {
     pub(super) gates: Vec<(&'static str, Sample, PodState)>,
     /// What Prometheus says; `None`: the answer is still on its way.
     pub(super) prometheus: Option<Result<Values, String>>,
+    /// The revision that an earlier version gets when it is put back, if its template is not what it was.
+    pub(super) renders: Option<&'static str>,
     /// What budgets allow again after each pass: evicted pods come up elsewhere.
     budgets: BTreeMap<ObjectName, Budget>,
     serial: u64,
@@ -324,6 +326,7 @@ impl Fleet {
             hung_clients: BTreeSet::new(),
             gates: Vec::new(),
             prometheus: Some(Ok(Values::one(0.0))),
+            renders: None,
             budgets: BTreeMap::new(),
             serial: 1,
         };
@@ -457,7 +460,7 @@ impl Fleet {
         started: Timestamp,
     ) {
         let app = self.snapshot.daemon_sets[daemon_set].name.name.to_string();
-        let crashes = self.crashes_on.contains(node.as_str()) && revision != OLD;
+        let crashes = self.crashes_on.contains(node.as_str()) && !revision.starts_with(OLD);
         let trouble = Trouble {
             container: "driver".into(),
             reason: "CrashLoopBackOff".into(),
@@ -476,7 +479,7 @@ impl Fleet {
             trouble: crashes.then_some(trouble),
             image: format!(
                 "nvcr.io/nvidia/driver:{}",
-                if revision == OLD { "560.35.03" } else { "565.57.01" }
+                if revision.starts_with(OLD) { "560.35.03" } else { "565.57.01" }
             )
             .into(),
             ..Pod::ready(driver_pod_name(driver, node.as_str()), uid, version, node.clone())
@@ -715,7 +718,7 @@ impl Fleet {
         };
         let newest = self.snapshot.revisions.values().map(|revision| revision.number).max().unwrap();
         self.snapshot.revisions.retain(|_, known| known.hash.as_str() != revision);
-        self.publish("gpu", newest + 1, &revision);
+        self.publish("gpu", newest + 1, self.renders.unwrap_or(&revision));
         self.daemon_set_mut().driver_version = Some("560.35.03".parse().unwrap());
     }
 

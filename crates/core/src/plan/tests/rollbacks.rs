@@ -55,7 +55,7 @@ fn all_back(fleet: &Fleet) {
     assert_eq!(wrong, Vec::<String>::new(), "{}", fleet.screen());
 }
 
-fn say(fleet: &mut Fleet, rollout: &str, cleared: bool) {
+pub(super) fn say(fleet: &mut Fleet, rollout: &str, cleared: bool) {
     let word = Word { by: "mei".into(), at: stamp(fleet.snapshot.now), why: Some("jobs are slow".into()) };
     let spec = &mut fleet.snapshot.rollouts.get_mut(rollout).unwrap().spec;
     if cleared { spec.cleared = Some(word) } else { spec.rollback = Some(word) }
@@ -182,6 +182,45 @@ fn the_object_that_an_operator_renders_from_gets_its_version_back() {
     fleet.live(3 * 3600);
     all_back(&fleet);
     assert_eq!(fleet.snapshot.sources.version_of(&source), Some("560.35.03"));
+}
+
+/// An operator that renders its objects otherwise by now: the version that comes back has another template.
+fn rendered_anew() -> Fleet {
+    let mut fleet = bad_canary(&json!({}));
+    fleet.renders = Some("old-again");
+    fleet.live(3 * 3600);
+    fleet
+}
+
+#[test]
+fn nodes_that_have_the_version_before_are_left_alone_whatever_their_template() {
+    let fleet = rendered_anew();
+    let expected: Vec<String> = (1..=6).map(|n| format!("gpu-{n} upgrade-done old")).collect();
+    let expected: Vec<String> =
+        expected.into_iter().map(|node| if node.starts_with(CANARY) { node + "-again" } else { node }).collect();
+    assert_eq!(nodes(&fleet), expected, "{}", fleet.screen());
+    assert_eq!(phases(&fleet), [RolloutPhase::RolledBack, RolloutPhase::Done]);
+    assert_eq!((1..=6).filter(|n| touched(&fleet, &format!("gpu-{n}"))).count(), 1);
+}
+
+#[test]
+fn a_person_may_ask_for_the_newest_template_where_it_was_left_alone() {
+    let mut fleet = rendered_anew();
+    let key = "nvidia.com/gpu-driver-upgrade-requested".to_owned();
+    fleet.node_mut("gpu-1").annotations.insert(key, "true".to_owned());
+    fleet.live(3600);
+    assert_eq!(nodes(&fleet)[0], "gpu-1 upgrade-done old-again", "{}", fleet.screen());
+}
+
+#[test]
+fn what_a_bad_rollout_brought_goes_even_if_its_version_is_the_same() {
+    let mut fleet = fleet(&json!({}));
+    fleet.live(1800);
+    let image = fleet.driver_mut("gpu-1").image.clone();
+    fleet.driver_mut(CANARY).image = image;
+    say(&mut fleet, "gpu-1", false);
+    fleet.live(3600);
+    all_back(&fleet);
 }
 
 #[test]
