@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::linux::CHROOT_NAME;
@@ -220,6 +220,25 @@ impl DriverManager {
             nvswitches: flags.unbind_nvswitches,
             paths: Paths::new(flags.run_root.trim_end_matches('/'), &flags.host_root),
         })
+    }
+}
+
+/// What the driver manager is told by a container's environment, for a container that is no process of its own.
+pub fn settings_in(environment: &[(String, String)]) -> Result<Settings, Failure> {
+    let command = Agent::command();
+    let known =
+        || command.find_subcommand("driver-manager").into_iter().flat_map(clap::Command::get_arguments);
+    let flag = |(name, value): &(String, String)| {
+        let named = known().find(|flag| flag.get_env() == Some(OsStr::new(name)))?;
+        Some(OsString::from(format!("--{}={value}", named.get_long()?)))
+    };
+    let whole = ["driver-manager", "uninstall_driver"].map(OsString::from).into_iter();
+    match &read(whole.chain(environment.iter().filter_map(flag))) {
+        Ok(Called::Agent(agent)) if let AgentCommand::DriverManager(manager) = &agent.which => {
+            manager.settings()
+        }
+        Ok(_) => Err(Failure::Usage("not a driver manager".to_owned())),
+        Err(error) => Err(Failure::Usage(error.to_string())),
     }
 }
 

@@ -56,20 +56,26 @@ pub struct Machine {
 impl Machine {
     /// A machine with a whole driver: modules, root directory, PID file, and the digest of its configuration.
     pub fn with_driver(digest: &str) -> Self {
-        let mut machine = Self::default();
+        let mut machine = Self { mounts: vec!["/".to_owned(), "/run".to_owned()], ..Self::default() };
+        machine.install(digest);
+        machine
+    }
+
+    /// A driver container comes up: modules, root directory, PID file, and the digest of its configuration.
+    pub fn install(&mut self, digest: &str) {
         for (name, users) in [
             ("nvidia", &["nvidia_modeset", "nvidia_uvm"][..]),
             ("nvidia_modeset", &["nvidia_drm"]),
             ("nvidia_drm", &[]),
             ("nvidia_uvm", &[]),
         ] {
-            machine.modules.insert(name.to_owned(), users.iter().map(|user| (*user).to_owned()).collect());
+            self.modules.insert(name.to_owned(), users.iter().map(|user| (*user).to_owned()).collect());
         }
-        machine.mounts =
-            ["/", "/run", "/run/nvidia/driver", "/run/nvidia/driver/dev"].map(str::to_owned).to_vec();
-        machine.file("/run/nvidia/nvidia-driver.pid", "4711");
-        machine.file("/run/nvidia/nvidia-driver.state", digest);
-        machine
+        for mount in ["/run/nvidia/driver", "/run/nvidia/driver/dev"] {
+            self.mounts.push(mount.to_owned());
+        }
+        self.file("/run/nvidia/nvidia-driver.pid", "4711");
+        self.file("/run/nvidia/nvidia-driver.state", digest);
     }
 
     /// Puts a file there.

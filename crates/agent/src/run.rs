@@ -1,6 +1,7 @@
 //! From a command line to an exit code: the runtime, the signals, the client.
 
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::path::Path;
 
 use clap::CommandFactory as _;
@@ -54,8 +55,18 @@ pub fn run_agent(agent: &Arguments) -> u8 {
         Ok(()) => 0,
         Err(failure) => {
             tracing::error!("{}", failure.sentence());
+            leave_last_words(&failure.sentence());
             failure.exit_code()
         }
+    }
+}
+
+/// Kubernetes shows what a container leaves here beside its exit code, and pitcrew's controller on the node. Outside of a
+/// container there is no such file.
+fn leave_last_words(sentence: &str) {
+    let file = std::fs::OpenOptions::new().write(true).truncate(true).open("/dev/termination-log");
+    if let Ok(mut file) = file {
+        let _ = file.write_all(sentence.as_bytes());
     }
 }
 

@@ -67,7 +67,7 @@ async fn without_a_controller_the_driver_is_replaced_and_the_node_comes_back() {
     assert_eq!(emptied.labels(), before.labels());
     assert!(!apps(&cluster.admin).await.contains(&"train".to_owned()), "there is no other node for it");
     host.change(|machine| {
-        *machine = Machine { files: machine.files.clone(), ..Machine::with_driver("new") };
+        machine.install("new");
         machine.file("/run/nvidia/validations/.driver-ctr-ready", "");
     });
     finish(&agent, Some(Duration::from_mins(5))).await.unwrap();

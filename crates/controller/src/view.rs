@@ -277,6 +277,9 @@ fn extended<'a>(asked: impl Iterator<Item = (&'a String, &'a IntOrString)>) -> V
     resources
 }
 
+/// Enough for a sentence; a node's reason is no log.
+const LAST_WORDS_MAX: usize = 300;
+
 /// What the first container says that is not on its ordinary way up.
 fn trouble(status: &wire::PodStatus) -> Option<Trouble> {
     let unplaced = status.conditions.iter().find(|c| c.kind == "PodScheduled" && c.status == "False");
@@ -290,7 +293,7 @@ fn trouble(status: &wire::PodStatus) -> Option<Trouble> {
             (Some(waiting), _)
                 if !matches!(waiting.reason.as_str(), "" | "ContainerCreating" | "PodInitializing") =>
             {
-                (waiting.reason.as_str(), waiting.message.as_str())
+                (waiting.reason.as_str(), last_words(container).unwrap_or(&waiting.message))
             }
             (_, Some(end)) if end.exit_code != 0 => (end.reason.as_str(), end.message.as_str()),
             _ => return None,
@@ -302,6 +305,13 @@ fn trouble(status: &wire::PodStatus) -> Option<Trouble> {
             restarts: container.restart_count,
         })
     })
+}
+
+/// What a container said when it last ended, which tells more than that it is started again later.
+fn last_words(container: &wire::ContainerStatus) -> Option<&str> {
+    let end = container.last_state.terminated.as_ref().filter(|end| end.exit_code != 0)?;
+    let line = end.message.lines().rev().find(|line| !line.trim().is_empty())?.trim();
+    Some(line.char_indices().nth(LAST_WORDS_MAX).map_or(line, |(end, _)| &line[..end]))
 }
 
 /// The init container that runs before the others can start. Sidecars run along with them.

@@ -204,6 +204,14 @@ pub(crate) struct ContainerStatus {
     pub(crate) restart_count: u32,
     #[serde(default)]
     pub(crate) state: ContainerState,
+    #[serde(default)]
+    pub(crate) last_state: LastState,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct LastState {
+    #[serde(default)]
+    pub(crate) terminated: Option<Terminated>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -306,7 +306,9 @@ fn parts_of_atoms(
         |name: &NodeName| snapshot.nodes.get(name)?.labels().get(label).filter(|atom| !atom.is_empty());
     let has_to_go = |name: &NodeName, node: &Node| {
         let skipped = node.mark(&policy.keys.skip) == Some("true");
-        !skipped && !has_failed(policy, node) && driver_is_current(snapshot, policy, done, name) == Some(false)
+        !skipped
+            && !has_failed(policy, node)
+            && driver_is_current(snapshot, policy, done, name) == Some(false)
     };
     let started: BTreeSet<&NodeName> = starts.iter().map(|(_, name)| *name).collect();
     let (mut under_way, mut torn) = (BTreeSet::new(), BTreeSet::new());
@@ -463,7 +465,8 @@ fn comes_back_out(policy: &Policy, node: &Node) -> bool {
 /// The wanted driver is there and waits to be loaded: the node has none.
 fn only_loads(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, name: &NodeName) -> bool {
     let waits = |node: &Node| node.annotations.get(&policy.keys.safe_load).is_some_and(|v| !v.is_empty());
-    snapshot.nodes.get(name).is_some_and(waits) && driver_is_current(snapshot, policy, done, name) == Some(true)
+    snapshot.nodes.get(name).is_some_and(waits)
+        && driver_is_current(snapshot, policy, done, name) == Some(true)
 }
 
 /// The DaemonSets that make the node's driver pods; if it has none of them, those that are meant for it.
@@ -481,12 +484,7 @@ fn driver_sets<'a>(snapshot: &'a Snapshot, policy: &Policy, name: &NodeName) -> 
 
 /// Whether the node's driver pod is of the newest template, or, on the way back, of the wanted version, unless a rollout
 /// brought it that went wrong; `None` if nobody can tell.
-fn driver_is_current(
-    snapshot: &Snapshot,
-    policy: &Policy,
-    done: &PoolPlan,
-    name: &NodeName,
-) -> Option<bool> {
+fn driver_is_current(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, name: &NodeName) -> Option<bool> {
     let driver = |pod: &&Pod| policy.is_driver(&pod.name.namespace, &pod.labels) && pod.deleting.is_none();
     let pod = snapshot.pods_on(name).find(driver)?;
     let daemon_set = snapshot.daemon_sets.get(&pod.owner.as_ref()?.uid)?;

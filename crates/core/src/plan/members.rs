@@ -276,7 +276,9 @@ fn member<'a>(
     let requested = annotation(&policy.keys.requested) == Some("true");
     let waits_for_load = annotation(&policy.keys.safe_load).is_some_and(|v| !v.is_empty());
     let sync = match freshness(pod, target) {
-        Freshness::Outdated if pod.zip(daemon_set).is_some_and(|(pod, ds)| rollback::spares(view, pod, ds)) => {
+        Freshness::Outdated
+            if pod.zip(daemon_set).is_some_and(|(pod, ds)| rollback::spares(view, pod, ds)) =>
+        {
             Freshness::InSync
         }
         sync => sync,

@@ -122,7 +122,8 @@ pub(super) fn spares(view: &View<'_>, pod: &Pod, ds: &DaemonSet) -> bool {
     let came_with = |rollout: &Rollout| {
         pod.revision.as_ref().is_none_or(|revision| is_new(rollout, &ds.name.name, revision))
     };
-    let bad = || rollouts(view.snapshot, view.pool).any(|(_, rollout)| rollout.went_wrong() && came_with(rollout));
+    let bad =
+        || rollouts(view.snapshot, view.pool).any(|(_, rollout)| rollout.went_wrong() && came_with(rollout));
     view.goes_back && same() && !bad()
 }
 

@@ -16,7 +16,10 @@ impl fmt::Display for Reason {
         match self {
             Reason::UpToDate => f.write_str("driver up to date and ready"),
             Reason::SameVersion { version } => {
-                write!(f, "has {version} already, from an earlier template, and is left alone on the way back")
+                write!(
+                    f,
+                    "has {version} already, from an earlier template, and is left alone on the way back"
+                )
             }
             Reason::DriverNotReady { pod, says } => write!(f, "driver pod {pod} is not ready: {says}"),
             Reason::Moving { to } => write!(f, "moves on to {to}"),

@@ -182,6 +182,15 @@ impl GateOutcome {
     }
 }
 
+/// What is special about the machines under the nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Machines {
+    /// Programs of the machines themselves that have the driver open, by node.
+    pub programs: BTreeMap<String, String>,
+    /// Modules of others that are loaded with every driver and use it.
+    pub modules: Vec<String>,
+}
+
 /// Everything the simulated kubelets are told. The first rule that fits wins.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Behaviour {
@@ -205,6 +214,8 @@ pub struct Behaviour {
     pub driver_restarts: BTreeMap<String, u32>,
     /// Whether a new driver pod's driver-manager removes the operator's operands from the node, as the real one does.
     pub driver_manager: bool,
+    /// Driver pods run pitcrew's own driver manager, on machines like these. `None`: a sketch of NVIDIA's, or nothing.
+    pub agents: Option<Machines>,
     /// A node's devices are published in two `ResourceSlice`s, the second so much later. `None`: in one.
     pub second_slice_after: Option<Duration>,
     /// What a Prometheus answers, whatever it is asked; `None`: nothing.
@@ -257,6 +268,13 @@ impl Behaviour {
     #[must_use]
     pub fn with_driver_manager(mut self) -> Self {
         self.driver_manager = true;
+        self
+    }
+
+    /// Driver pods run pitcrew's own driver manager.
+    #[must_use]
+    pub fn with_agents(mut self, machines: Machines) -> Self {
+        self.agents = Some(machines);
         self
     }
 

@@ -81,6 +81,13 @@ pub(super) fn is_device_plugin(pod: &Pod) -> bool {
     value(pod.metadata.labels.as_ref(), "app") == Some(DEVICE_PLUGIN)
 }
 
+/// Whether a pod has devices of the device plugin.
+pub(super) fn asks_for_gpu(pod: &Pod) -> bool {
+    let containers = pod.spec.as_ref().map(|spec| spec.containers.as_slice()).unwrap_or_default();
+    let limits = containers.iter().filter_map(|container| container.resources.as_ref()?.limits.as_ref());
+    limits.into_iter().any(|limits| limits.contains_key(GPU))
+}
+
 /// What the node should offer, if that is not what it offers: all its GPUs while its device plugin is Ready, none
 /// otherwise. `None` too where no device plugin belongs.
 pub(super) fn offer(node: &Node, plugin_ready: bool) -> Option<Quantity> {

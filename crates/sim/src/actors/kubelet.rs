@@ -12,9 +12,10 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::ResourceExt;
 use pitcrew_core::contract::{DEFAULT_LABEL_DOMAIN, Keys};
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use super::agents::{Agents, GRACE, Place as Under};
 use super::behaviour::Behaviour;
 use super::cache::{Cache, Change, Index, Informer, Key, Source};
 use super::clients::{GPU, is_device_plugin, is_operand, offer};
@@ -57,6 +58,7 @@ pub(super) struct Kubelets {
     pub(super) pods_on: Index,
     pub(super) lives: BTreeMap<Key, Life>,
     pub(super) slices: Slices,
+    pub(super) agents: Agents,
     /// When each terminating pod began to stop.
     stopping: BTreeMap<Key, Instant>,
     /// The annotation by which driver pods ask for a safe moment.
@@ -64,8 +66,16 @@ pub(super) struct Kubelets {
 }
 
 impl Kubelets {
-    pub(super) fn new(way: Way, clock: Clock, seed: u64, behaviour: watch::Receiver<Behaviour>) -> Self {
+    /// `ended` is told whose agent has come to its end.
+    pub(super) fn new(
+        way: Way,
+        clock: Clock,
+        seed: u64,
+        behaviour: watch::Receiver<Behaviour>,
+        ended: mpsc::UnboundedSender<Key>,
+    ) -> Self {
         Self {
+            agents: Agents::new(ended),
             clock,
             seed,
             behaviour,
@@ -87,12 +97,14 @@ impl Kubelets {
         if self.lives.get(&change.key).is_some_and(|life| Some(life.uid.as_str()) != uid) {
             self.lives.remove(&change.key);
             self.stopping.remove(&change.key);
+            self.agents.forget(&change.key);
         }
         if new.is_some_and(|pod| node_of(pod).is_some()) {
             queue.add(Task::Pod(change.key.clone()));
         }
         if let Some(pod) = new.or(old) {
             self.route_neighbours(pod, queue);
+            self.count_users(node_of(pod).unwrap_or_default());
         }
     }
 
@@ -172,7 +184,34 @@ impl Kubelets {
         if is_terminating(pod.as_ref()) {
             return self.stop(key, &pod, now, queue).into_iter().collect();
         }
-        self.live(key, &pod, &node, now, queue)
+        let writes = self.live(key, &pod, &node, now, queue);
+        self.count_users(&node.name_any());
+        writes
+    }
+
+    /// Calls `act` with the machine under a node, where driver pods run our own agents.
+    fn on_machine(&mut self, node: &str, act: impl FnOnce(&mut Self, Under<'_>)) {
+        let Some(machines) = self.behaviour.borrow().agents.clone() else { return };
+        let (boot, now) = (self.boot(node), self.clock.now().0);
+        act(self, Under { node, boot, now, machines: &machines });
+    }
+
+    /// Tells the machine who has its driver open.
+    fn count_users(&mut self, node: &str) {
+        self.on_machine(node, |kubelets, under| {
+            let users = kubelets.users_on(node);
+            kubelets.agents.opened(under, users);
+        });
+    }
+
+    /// Lets our own driver manager work while it holds a driver pod back, and the driver be loaded when it is up.
+    fn run_agents(&mut self, key: &Key, pod: &Pod, node: &str, held: bool) {
+        let up = self.lives.get(key).is_some_and(|life| life.ready);
+        self.on_machine(node, |Self { agents, way, .. }, under| match () {
+            () if held => agents.uninstall(way, key, pod, under),
+            () if up => agents.driver_is_up(way, key, pod, under),
+            () => agents.driver_is_down(under),
+        });
     }
 
     /// Brings a pod to where it is in its life by now, and tells.
@@ -190,7 +229,7 @@ impl Kubelets {
         let version = run.as_ref().and_then(|run| run.version.as_deref());
         let place = Place { node: &name, seed: self.seed, version };
         let mut course = course(&self.behaviour.borrow(), pod, place, driver.as_deref());
-        let obstacle = self.obstacle(pod, node, run.as_ref());
+        let obstacle = self.obstacle(key, pod, node, run.as_ref());
         let machine = Machine { driver: driver.as_deref(), run: run.as_ref(), boot, driver_restarts };
         let begin = || Life::of(pod, time.clone(), machine);
         let life = self.lives.entry(key.clone()).or_insert_with(begin);
@@ -214,6 +253,7 @@ impl Kubelets {
         if life.incarnation().is_some() && life.incarnation() != before {
             life.saw = run;
         }
+        let at_work = life.is_held() && matches!(obstacle, Some(Obstacle::Agent(None)));
         let mut writes = Vec::new();
         if life.wants_to_load() {
             let wish = json!({"metadata": {"annotations": {&self.safe_load: "true"}}});
@@ -232,6 +272,12 @@ impl Kubelets {
         let status = status_of(pod, life, &time);
         if life.has_begun() && pod.status.as_ref() != Some(&status) {
             writes.push(Write::status(&self.way, pod.as_ref(), &status));
+        }
+        if role(pod) == Role::Driver {
+            self.run_agents(key, pod, &name, at_work);
+        }
+        if let Some(at) = self.agents.again_at(key) {
+            queue.add_at(Task::Pod(key.clone()), at);
         }
         writes
     }
@@ -265,7 +311,9 @@ impl Kubelets {
         let since = *self.stopping.entry(key.clone()).or_insert(now);
         let grace =
             pod.metadata.deletion_grace_period_seconds.and_then(|seconds| u64::try_from(seconds).ok());
-        let wait = self.stop_time(pod).min(Duration::from_secs(grace.unwrap_or(30)));
+        let grace_time = grace.map_or(GRACE, Duration::from_secs);
+        let ends = self.agents.stop(key, now);
+        let wait = if ends { grace_time } else { self.stop_time(pod).min(grace_time) };
         if now < since + wait {
             queue.add_at(Task::Pod(key.clone()), since + wait);
             return None;
@@ -320,6 +368,9 @@ impl Actor for Kubelets {
     fn route(&mut self, queue: &mut Queue<Task>) {
         for change in self.nodes.cache.take_changes() {
             queue.add(Task::Node(change.key.name.clone()));
+            if change.new.is_none() {
+                self.agents.forget_node(&change.key.name);
+            }
             if self.slices.in_use {
                 queue.add(Task::Slices(change.key.name.clone()));
             }

@@ -12,11 +12,13 @@
 //!  sentinel.rs  NVSentinel: conditions, quarantine, circuit breaker                           anywhere
 //!  kubelet.rs   all simulated nodes, as behaviour.rs says; a pod is for something (role.rs), has plans
 //!               (course.rs), lives (pod_life.rs) beside others (on_node.rs) and tells (pod_status.rs);
+//!               our own agents may run in driver pods (agents.rs);
 //!               DRA plugins (dra.rs) publish devices (slices.rs)                              anywhere
 //! ```
 //!
 //! Everything is ordered and seeded: on a paused current-thread runtime two runs make the same requests.
 
+mod agents;
 mod behaviour;
 mod budget;
 mod cache;
@@ -58,11 +60,12 @@ mod tests;
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use kube::Client;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 pub use behaviour::{
-    Behaviour, BehaviourHandle, ClientFault, DriverFault, Fault, GateOutcome, GateRule, JobRule, Nodes,
-    Timing,
+    Behaviour, BehaviourHandle, ClientFault, DriverFault, Fault, GateOutcome, GateRule, JobRule, Machines,
+    Nodes, Timing,
 };
 pub(crate) use cache::{Informer, changed};
 pub(crate) use clients::GPU;
@@ -139,11 +142,13 @@ fn fleet(
 ) -> BehaviourHandle {
     let behaviour = BehaviourHandle::new(behaviour);
     tasks.spawn(drive(Operator::new(operator), seed, stream::pending().boxed()));
-    let kubelets = Kubelets::new(kubelet, clock, seed, behaviour.subscribe());
+    let (ended, ends) = mpsc::unbounded_channel();
+    let kubelets = Kubelets::new(kubelet, clock, seed, behaviour.subscribe(), ended);
     let told = stream::unfold(behaviour.subscribe(), async |mut told| {
         told.changed().await.ok()?;
         Some((kubelet::Task::Everything, told))
     });
-    tasks.spawn(drive(kubelets, seed, told.boxed()));
+    let ends = stream::unfold(ends, async |mut ends| Some((kubelet::Task::Pod(ends.recv().await?), ends)));
+    tasks.spawn(drive(kubelets, seed, stream::select(told, ends).boxed()));
     behaviour
 }

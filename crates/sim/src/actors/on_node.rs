@@ -6,9 +6,11 @@ use k8s_openapi::api::core::v1::{Event, Node, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
+use tokio::time::Instant;
 
+use super::agents::Progress;
 use super::cache::Key;
-use super::clients::{is_device_plugin, is_operand};
+use super::clients::{asks_for_gpu, is_device_plugin, is_operand};
 use super::dra::is_plugin;
 use super::kubelet::Kubelets;
 use super::object::{hash_name, is_ready, is_terminating, node_of, value};
@@ -32,6 +34,8 @@ pub(super) enum Obstacle {
     NoDriver,
     /// The driver-manager waits for the operands of the node to leave.
     Operands(Vec<Arc<Pod>>),
+    /// Our own driver manager is at work, or has failed.
+    Agent(Option<String>),
     /// Claims cannot be prepared.
     Claims(&'static str),
 }
@@ -40,7 +44,8 @@ impl Obstacle {
     pub(super) fn course(&self, course: &Course) -> Course {
         let start = course.start();
         match self {
-            Self::NoDriver | Self::Operands(_) => Course::Gate { start },
+            Self::NoDriver | Self::Operands(_) | Self::Agent(None) => Course::Gate { start },
+            Self::Agent(Some(message)) => Course::InitFailed { start, message: message.clone() },
             Self::Claims(_) => Course::Unprepared { start },
         }
     }
@@ -108,9 +113,23 @@ impl Kubelets {
     }
 
     /// What keeps `pod` from starting, while its main container has not.
-    pub(super) fn obstacle(&self, pod: &Pod, node: &Node, run: Option<&DriverRun>) -> Option<Obstacle> {
+    pub(super) fn obstacle(
+        &mut self,
+        key: &Key,
+        pod: &Pod,
+        node: &Node,
+        run: Option<&DriverRun>,
+    ) -> Option<Obstacle> {
         match role(pod) {
             Role::Client => run.is_none().then_some(Obstacle::NoDriver),
+            Role::Driver if self.behaviour.borrow().agents.is_some() => {
+                let (uid, boot) = (pod.metadata.uid.clone().unwrap_or_default(), self.boot(&node.name_any()));
+                match self.agents.progress(key, &uid, boot, Instant::now()) {
+                    Progress::Due => Some(Obstacle::Agent(None)),
+                    Progress::Failed(sentence) => Some(Obstacle::Agent(Some(sentence))),
+                    Progress::Done => None,
+                }
+            }
             Role::Driver if self.behaviour.borrow().driver_manager => {
                 let operands = self.in_the_way(&node.name_any());
                 (!operands.is_empty()).then_some(Obstacle::Operands(operands))
@@ -129,6 +148,19 @@ impl Kubelets {
         let stays = |key: &Key, pod: &Pod| is_terminating(pod) || self.life(key, pod).is_past_init_in(boot);
         let operands = self.on(node).filter(|(key, pod)| is_operand(pod) && stays(key, pod));
         operands.map(|(_, pod)| pod.clone()).collect()
+    }
+
+    /// Who has the driver of a node open: its clients, and whoever has a device.
+    pub(super) fn users_on(&self, node: &str) -> Vec<String> {
+        let boot = self.boot(node);
+        let uses = |pod: &Pod| {
+            matches!(role(pod), Role::Client | Role::Validator) || claims(pod) || asks_for_gpu(pod)
+        };
+        let open = self.on(node).filter(|(key, pod)| {
+            let alive = self.lives.get(key).is_some_and(|life| life.is_past_init_in(boot) && !life.is_over());
+            alive && uses(pod)
+        });
+        open.map(|(_, pod)| pod.name_any()).collect()
     }
 
     fn unprepared(&self, node: &str, run: Option<&DriverRun>) -> Option<&'static str> {

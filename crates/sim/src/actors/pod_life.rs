@@ -37,6 +37,8 @@ pub(super) enum Course {
     Ask { start: Duration },
     /// Its init container waits, for the driver or for others to leave.
     Gate { start: Duration },
+    /// Its init container has failed, and waits to be started again.
+    InitFailed { start: Duration, message: String },
     /// The kubelet cannot prepare what it claims.
     Unprepared { start: Duration },
 }
@@ -51,6 +53,8 @@ pub(super) enum Container {
     Initializing {
         since: Time,
     },
+    /// An init container has ended with an error.
+    InitBackingOff(Exit),
     Running {
         since: Time,
     },
@@ -299,12 +303,20 @@ impl Life {
             Stage::Warming { at } if now >= at => self.warmed_up(course, now, time),
             Stage::BackingOff { until } if now >= until => self.start(course, now, time),
             Stage::Ready { until } => self.while_ready(course, until, now, time),
-            Stage::Held if !matches!(course, Course::Gate { .. } | Course::Unprepared { .. }) => {
-                self.start(course, now, time);
-            }
+            Stage::Held if !self.is_held_by(course) => self.start(course, now, time),
             Stage::Asking if !matches!(course, Course::Ask { .. }) => self.start(course, now, time),
             _ => {}
         }
+    }
+
+    /// What holds it is what held it when it was last looked at.
+    fn is_held_by(&self, course: &Course) -> bool {
+        matches!(
+            (course, &self.container),
+            (Course::Gate { .. }, Container::Initializing { .. })
+                | (Course::Unprepared { .. }, Container::Unprepared)
+                | (Course::InitFailed { .. }, Container::InitBackingOff(_))
+        )
     }
 
     fn start(&mut self, course: &Course, now: Instant, time: &Time) {
@@ -318,12 +330,16 @@ impl Life {
             self.stage = Stage::Asking;
             return;
         }
-        if let Course::Gate { .. } | Course::Unprepared { .. } = course {
-            self.container = match course {
-                Course::Gate { .. } => Container::Initializing { since: time.clone() },
-                _ => Container::Unprepared,
-            };
-            self.stage = Stage::Held;
+        let held = match course {
+            Course::Gate { .. } => Some(Container::Initializing { since: time.clone() }),
+            Course::Unprepared { .. } => Some(Container::Unprepared),
+            Course::InitFailed { message, .. } => {
+                Some(Container::InitBackingOff(self.exit(1, message, time)))
+            }
+            _ => None,
+        };
+        if let Some(container) = held {
+            (self.container, self.stage) = (container, Stage::Held);
             return;
         }
         self.restarts += i32::from(self.is_past_init());
@@ -378,9 +394,8 @@ impl Life {
     }
 
     fn back_off(&mut self, now: Instant) {
-        let wait = BACKOFF_FIRST.saturating_mul(1 << self.failures.min(5)).min(BACKOFF_MAX);
+        self.stage = Stage::BackingOff { until: now + back_off(self.failures) };
         self.failures += 1;
-        self.stage = Stage::BackingOff { until: now + wait };
     }
 
     fn exit(&self, code: i32, message: &str, at: &Time) -> Exit {
@@ -405,6 +420,11 @@ impl Life {
     }
 }
 
+/// How long a kubelet waits after so many failures before this one.
+pub(super) fn back_off(failures: u32) -> Duration {
+    BACKOFF_FIRST.saturating_mul(1 << failures.min(5)).min(BACKOFF_MAX)
+}
+
 impl Course {
     pub(super) fn start(&self) -> Duration {
         match self {
@@ -416,6 +436,7 @@ impl Course {
             | Self::Follow { start, .. }
             | Self::Ask { start }
             | Self::Gate { start }
+            | Self::InitFailed { start, .. }
             | Self::Unprepared { start } => *start,
         }
     }

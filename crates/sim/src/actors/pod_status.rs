@@ -28,7 +28,9 @@ pub(super) fn status_of(pod: &Pod, life: &Life, now: &Time) -> PodStatus {
     set(conditions, "PodScheduled", true, None, now);
     let prepared = life.container != Container::Unprepared;
     set(conditions, "PodReadyToStartContainers", prepared, None, now);
-    let initialized = prepared && !matches!(life.container, Container::Initializing { .. });
+    let initializing =
+        matches!(life.container, Container::Initializing { .. } | Container::InitBackingOff(_));
+    let initialized = prepared && !initializing;
     set(conditions, "Initialized", initialized, None, now);
     set(conditions, "ContainersReady", life.ready, reason, now);
     set(conditions, "Ready", life.ready, reason, now);
@@ -38,9 +40,11 @@ pub(super) fn status_of(pod: &Pod, life: &Life, now: &Time) -> PodStatus {
 fn phase(life: &Life) -> &'static str {
     match &life.container {
         Container::Creating if life.restarts > 0 => "Running",
-        Container::Creating | Container::Unprepared | Container::Initializing { .. } | Container::NoImage => {
-            "Pending"
-        }
+        Container::Creating
+        | Container::Unprepared
+        | Container::Initializing { .. }
+        | Container::InitBackingOff(_)
+        | Container::NoImage => "Pending",
         Container::Running { .. } | Container::BackingOff => "Running",
         Container::Exited(exit) if exit.code == 0 => "Succeeded",
         Container::Exited(_) | Container::Never => "Failed",
@@ -72,7 +76,7 @@ fn main_status(container: &ContainerSpec, life: &Life) -> ContainerStatus {
     let image = container.image.clone().unwrap_or_default();
     let state = match &life.container {
         Container::Creating | Container::Unprepared => waiting("ContainerCreating", None),
-        Container::Initializing { .. } => waiting("PodInitializing", None),
+        Container::Initializing { .. } | Container::InitBackingOff(_) => waiting("PodInitializing", None),
         Container::NoImage => {
             waiting("ImagePullBackOff", Some(format!("Back-off pulling image \"{image}\"")))
         }
@@ -99,16 +103,23 @@ fn main_status(container: &ContainerSpec, life: &Life) -> ContainerStatus {
     }
 }
 
-/// Init containers have done their work by the time anything is reported, but for the last one of a pod that waits.
+/// Init containers have done their work by the time anything is reported, but for the last one of a pod that waits, and the
+/// first of one that has failed.
 fn init_statuses(containers: &[ContainerSpec], life: &Life) -> Vec<ContainerStatus> {
     let done = Exit { started: life.since.clone(), at: life.since.clone(), code: 0, message: String::new() };
     let last = containers.len().saturating_sub(1);
     let status = |(index, container): (usize, &ContainerSpec)| {
-        let state = match &life.container {
-            Container::Initializing { since } if index == last => running(since),
-            _ => terminated(&done),
+        let (state, last_state) = match &life.container {
+            Container::Initializing { since } if index == last => (running(since), None),
+            Container::InitBackingOff(exit) if index == 0 => {
+                let message = format!("back-off restarting failed container={}", container.name);
+                (waiting("CrashLoopBackOff", Some(message)), Some(terminated(exit)))
+            }
+            Container::InitBackingOff(_) => (waiting("PodInitializing", None), None),
+            _ => (terminated(&done), None),
         };
         ContainerStatus {
+            last_state,
             name: container.name.clone(),
             image: container.image.clone().unwrap_or_default(),
             ready: state.terminated.is_some(),

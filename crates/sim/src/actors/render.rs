@@ -20,6 +20,8 @@ const MANAGER_IMAGE: &str = "nvcr.io/nvidia/cloud-native/k8s-driver-manager:v0.8
 const SAFE_LOAD_IMAGE: &str = "ghcr.io/mellanox/network-operator-init-container:v0.0.3";
 pub(super) const VALIDATOR_IMAGE: &str = "nvcr.io/nvidia/cloud-native/gpu-operator-validator:v25.3.0";
 
+/// The init container that makes the node ready for another driver.
+pub(super) const MANAGER_CONTAINER: &str = "k8s-driver-manager";
 /// The init container that waits for a safe moment to load the driver.
 pub(super) const SAFE_LOAD_CONTAINER: &str = "network-operator-init-container";
 
@@ -97,9 +99,8 @@ fn driver_set(
     let digest =
         json!({"name": "DRIVER_CONFIG_DIGEST", "value": fnv(installed.to_string().as_bytes()).to_string()});
     let labels = json!({"app": app, "app.kubernetes.io/component": DRIVER_COMPONENT});
-    let mut init = vec![
-        json!({"name": "k8s-driver-manager", "image": MANAGER_IMAGE, "env": with(manager_env, &digest)}),
-    ];
+    let mut init =
+        vec![json!({"name": MANAGER_CONTAINER, "image": MANAGER_IMAGE, "env": with(manager_env, &digest)})];
     if driver["safeLoad"] == true {
         init.push(json!({"name": SAFE_LOAD_CONTAINER, "image": SAFE_LOAD_IMAGE}));
     }

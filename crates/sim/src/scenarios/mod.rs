@@ -10,6 +10,7 @@ use crate::actors::{Behaviour, Fault, Nodes};
 use crate::fleet::{Fleet, Workload};
 use crate::scenario::{On, Outcome, Scenario, Stage, WHOLE_WALK, must};
 
+mod agents;
 mod clients;
 mod gates;
 mod health;
@@ -43,6 +44,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(gates::all());
     all.extend(rollbacks::all());
     all.extend(matrix::all());
+    all.extend(agents::all());
     all
 }
 

@@ -130,7 +130,6 @@ pub(super) fn spread(nodes: usize, out: u32) -> Fleet {
     fleet(nodes).with_upgrade_policy(json!({"autoUpgrade": true, "maxUnavailable": out}))
 }
 
-/// Two nodes, one pod under a budget.
 /// One node, and work on it.
 fn notebook() -> Fleet {
     fleet(1).with_workloads(vec![Workload::new(TEAM, "notebook", 1, 8)]).with_grace_seconds(1)

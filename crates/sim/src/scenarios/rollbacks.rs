@@ -13,7 +13,7 @@ use super::reported::{embedded, spread};
 use super::{NEW, NEWER, OLD, SKIP_LABEL, fleet, in_service, scenario};
 use crate::actors::{GPU_PRESENT, NAMESPACE};
 use crate::fleet::Fleet;
-use crate::scenario::{Outcome, Scene, Scenario, Stage, must};
+use crate::scenario::{Outcome, Scenario, Scene, Stage, must};
 
 const DRIVER: &str = "fpga-driver";
 const ALL: &str = "all";

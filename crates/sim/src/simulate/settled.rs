@@ -256,7 +256,9 @@ fn not_done(book: &Book, name: &str, node: &Node) -> Option<String> {
         }
         // A driver that breaks after a visit is not ours to mend; that it is told is.
         Some((_, driver)) if !driver.ready => match book.reason(name) {
-            Some(Reason::UpToDate | Reason::SameVersion { .. }) | None => Some("it is done, and its driver is not ready".to_owned()),
+            Some(Reason::UpToDate | Reason::SameVersion { .. }) | None => {
+                Some("it is done, and its driver is not ready".to_owned())
+            }
             Some(_) => None,
         },
         Some(_) => None,

@@ -196,8 +196,10 @@ fn rendered_anew() -> Fleet {
 fn nodes_that_have_the_version_before_are_left_alone_whatever_their_template() {
     let fleet = rendered_anew();
     let expected: Vec<String> = (1..=6).map(|n| format!("gpu-{n} upgrade-done old")).collect();
-    let expected: Vec<String> =
-        expected.into_iter().map(|node| if node.starts_with(CANARY) { node + "-again" } else { node }).collect();
+    let expected: Vec<String> = expected
+        .into_iter()
+        .map(|node| if node.starts_with(CANARY) { node + "-again" } else { node })
+        .collect();
     assert_eq!(nodes(&fleet), expected, "{}", fleet.screen());
     assert_eq!(phases(&fleet), [RolloutPhase::RolledBack, RolloutPhase::Done]);
     assert_eq!((1..=6).filter(|n| touched(&fleet, &format!("gpu-{n}"))).count(), 1);

@@ -1,0 +1,263 @@
+//! Pitcrew's own agents in simulated driver pods: the real programs, on machines in memory.
+//!
+//! The driver manager is the pod's init container: it runs while the kubelet holds the main container back, is told to end
+//! when the pod is deleted, dies with its machine, and is started again after a failure as a kubelet does it. `finish` runs
+//! beside the driver's container from when that is up.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use pitcrew_agent::Failure;
+use pitcrew_agent::arguments::settings_in;
+use pitcrew_agent::clock::Clock;
+use pitcrew_agent::cluster::Cluster;
+use pitcrew_agent::fake::{FakeHost, Machine};
+use pitcrew_agent::finish::finish;
+use pitcrew_agent::settings::Settings;
+use pitcrew_agent::stop::Stopper;
+use pitcrew_agent::uninstall::{Agent, uninstall};
+use pitcrew_core::contract::CONFIG_DIGEST_ENV;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
+
+use super::behaviour::Machines;
+use super::cache::Key;
+use super::pod_life::back_off;
+use super::render::MANAGER_CONTAINER;
+use super::way::Way;
+
+/// Written when a driver's container is ready; `finish` looks for it.
+const DRIVER_READY: &str = "/run/nvidia/validations/.driver-ctr-ready";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// What the driver is kept busy by while somebody has a device open.
+const OPENED: [&str; 2] = ["nvidia", "nvidia_uvm"];
+
+/// Which program of the agents runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Program {
+    Uninstall,
+    Finish,
+}
+
+/// How far a driver pod's driver manager is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// It has to run, or does.
+    Due,
+    /// It failed, with this sentence, and waits to be started again.
+    Failed(String),
+    Done,
+}
+
+/// A program that runs, or has ended and nobody has looked yet.
+struct Running {
+    program: Program,
+    stopper: Stopper,
+    task: AbortHandle,
+    /// Why it failed, if it did.
+    end: oneshot::Receiver<Option<String>>,
+}
+
+impl Drop for Running {
+    /// Nothing outlives its container.
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The agents of one driver pod in one boot of its machine.
+struct Attempts {
+    uid: String,
+    boot: u32,
+    runs: Option<Running>,
+    progress: Progress,
+    failures: u32,
+    again_at: Option<Instant>,
+    finished: bool,
+}
+
+impl Attempts {
+    fn new(uid: String, boot: u32) -> Self {
+        let (progress, failures) = (Progress::Due, 0);
+        Self { uid, boot, runs: None, progress, failures, again_at: None, finished: false }
+    }
+
+    /// Takes up what has come to its end.
+    fn settle(&mut self, now: Instant) {
+        if self.again_at.take_if(|at| *at <= now).is_some() {
+            self.progress = Progress::Due;
+        }
+        let Some(failure) = self.runs.as_mut().and_then(|running| running.end.try_recv().ok()) else {
+            return;
+        };
+        match (self.runs.take().map(|ended| ended.program), failure) {
+            (Some(Program::Uninstall), None) => self.progress = Progress::Done,
+            (Some(Program::Uninstall), Some(sentence)) => {
+                self.progress = Progress::Failed(sentence);
+                self.again_at = Some(now + back_off(self.failures));
+                self.failures += 1;
+            }
+            // It is a container of its own: what it cannot do now it does when it is started again.
+            (_, failure) => self.finished = failure.is_none(),
+        }
+    }
+}
+
+/// A machine, and how often it had booted when it was last looked at.
+struct Under {
+    boot: u32,
+    host: Arc<FakeHost>,
+}
+
+/// The agents of all nodes, and the machines under them.
+pub(super) struct Agents {
+    machines: BTreeMap<String, Under>,
+    pods: BTreeMap<Key, Attempts>,
+    programs: JoinSet<()>,
+    /// Told whose program has ended.
+    ended: mpsc::UnboundedSender<Key>,
+}
+
+impl Agents {
+    pub(super) fn new(ended: mpsc::UnboundedSender<Key>) -> Self {
+        Self { machines: BTreeMap::new(), pods: BTreeMap::new(), programs: JoinSet::new(), ended }
+    }
+
+    /// How far a pod's driver manager is.
+    pub(super) fn progress(&mut self, key: &Key, uid: &str, boot: u32, now: Instant) -> Progress {
+        match self.pods.get_mut(key).filter(|pod| pod.uid == uid && pod.boot == boot) {
+            None => Progress::Due,
+            Some(attempts) => {
+                attempts.settle(now);
+                attempts.progress.clone()
+            }
+        }
+    }
+
+    /// When a driver manager that failed is started again.
+    pub(super) fn again_at(&self, key: &Key) -> Option<Instant> {
+        self.pods.get(key)?.again_at
+    }
+
+    /// Starts the driver manager of a pod, unless it runs.
+    pub(super) fn uninstall(&mut self, way: &Way, key: &Key, pod: &Pod, place: Place<'_>) {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let known = self.pods.get(key).is_some_and(|known| known.uid == uid && known.boot == place.boot);
+        if !known {
+            self.pods.insert(key.clone(), Attempts::new(uid, place.boot));
+        }
+        self.start(way, key, pod, place, Program::Uninstall);
+    }
+
+    /// A driver's container is ready: its driver is loaded, and `finish` may look at it.
+    pub(super) fn driver_is_up(&mut self, way: &Way, key: &Key, pod: &Pod, place: Place<'_>) {
+        let digest = environment(pod).into_iter().find(|(name, _)| name == CONFIG_DIGEST_ENV);
+        let modules = place.machines.modules.clone();
+        self.host(place).change(|machine| {
+            if machine.files.contains_key(DRIVER_READY) {
+                return;
+            }
+            machine.install(&digest.map(|(_, digest)| digest).unwrap_or_default());
+            modules.iter().for_each(|module| machine.load(module, Some("nvidia")));
+            machine.file(DRIVER_READY, "");
+        });
+        if self.pods.get(key).is_some_and(|pod| !pod.finished) {
+            self.start(way, key, pod, place, Program::Finish);
+        }
+    }
+
+    /// A driver's container is not ready, or no more.
+    pub(super) fn driver_is_down(&mut self, place: Place<'_>) {
+        self.host(place).change(|machine| drop(machine.files.remove(DRIVER_READY)));
+    }
+
+    /// The programs on a node that have the driver open.
+    pub(super) fn opened(&mut self, place: Place<'_>, users: Vec<String>) {
+        let own = place.machines.programs.get(place.node).cloned();
+        self.host(place).change(|machine| {
+            machine.processes.clear();
+            for (pid, user) in (1000..).zip(users.iter().chain(&own)) {
+                machine.open(pid, user, "/dev/nvidia0", &OPENED);
+            }
+        });
+    }
+
+    /// The pod is told to end. Returns whether a program in it still runs.
+    pub(super) fn stop(&mut self, key: &Key, now: Instant) -> bool {
+        let Some(attempts) = self.pods.get_mut(key) else { return false };
+        attempts.settle(now);
+        attempts.runs.as_ref().inspect(|running| running.stopper.stop()).is_some()
+    }
+
+    /// The pod is gone, and whatever ran in it.
+    pub(super) fn forget(&mut self, key: &Key) {
+        self.pods.remove(key);
+    }
+
+    /// The node is gone, and its machine.
+    pub(super) fn forget_node(&mut self, node: &str) {
+        self.machines.remove(node);
+    }
+
+    fn start(&mut self, way: &Way, key: &Key, pod: &Pod, place: Place<'_>, program: Program) {
+        let host = self.host(place);
+        let Some(attempts) = self.pods.get_mut(key).filter(|pod| pod.runs.is_none()) else { return };
+        let (told, whose) = (self.ended.clone(), key.clone());
+        let (stopper, stop) = Stopper::new();
+        let (ending, end) = oneshot::channel();
+        let cluster = Cluster::new(way.client(), place.node, Clock::starting_at(place.now), stop.clone());
+        let settings = settings_in(&environment(pod));
+        let work = async move {
+            let agent = |settings: Settings| Agent { host: host.as_ref(), cluster, stop, settings };
+            let result = match settings {
+                Ok(settings) if program == Program::Uninstall => uninstall(&agent(settings)).await,
+                Ok(settings) => finish(&agent(settings), None).await,
+                Err(failure) => Err(failure),
+            };
+            // Nobody listens when the cluster is on its way out.
+            let _ = ending.send(result.err().as_ref().map(Failure::sentence));
+            let _ = told.send(whose);
+        };
+        let task = self.programs.spawn(work);
+        attempts.runs = Some(Running { program, stopper, task, end });
+        while self.programs.try_join_next().is_some() {}
+    }
+
+    /// The machine under a node. One that has booted has nothing in its memory, and nothing of `/run`.
+    fn host(&mut self, place: Place<'_>) -> Arc<FakeHost> {
+        let booted = || {
+            let mut machine = Machine { mounts: vec!["/".into(), "/run".into()], ..Machine::default() };
+            machine.file(BOOT_ID, &format!("boot-{}\n", place.boot));
+            Under { boot: place.boot, host: Arc::new(FakeHost::new(machine)) }
+        };
+        let under = self.machines.entry(place.node.to_owned()).or_insert_with(booted);
+        if under.boot != place.boot {
+            *under = booted();
+        }
+        under.host.clone()
+    }
+}
+
+/// Where a program runs, and when.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) node: &'a str,
+    pub(super) boot: u32,
+    pub(super) now: Timestamp,
+    pub(super) machines: &'a Machines,
+}
+
+/// The longest that a kubelet waits for an agent to end.
+pub(super) const GRACE: Duration = Duration::from_secs(30);
+
+/// What the driver manager's container is told.
+fn environment(pod: &Pod) -> Vec<(String, String)> {
+    let init = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref()).into_iter().flatten();
+    let manager = init.filter(|container| container.name == MANAGER_CONTAINER);
+    let env = manager.flat_map(|container| container.env.iter().flatten());
+    env.filter_map(|variable| Some((variable.name.clone(), variable.value.clone()?))).collect()
+}

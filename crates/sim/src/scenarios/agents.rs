@@ -1,0 +1,261 @@
+//! Driver pods whose init container is pitcrew's own driver manager, on machines in memory: with the controller, without one,
+//! and where somebody else's is at work.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures::FutureExt;
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Api;
+use kube::ResourceExt;
+use kube::api::ListParams;
+use pitcrew_core::contract::{AGENT_CORDON_ANNOTATION, DEFAULT_LABEL_DOMAIN, Keys, State};
+use serde_json::{Value, json};
+
+use super::{NEW, OLD, STATE_LABEL, fleet, in_service, scenario, whole_walks};
+use crate::actors::{Behaviour, DraIdentity, Fault, Machines, NAMESPACE, Nodes};
+use crate::fleet::{Fleet, Workload};
+use crate::scenario::{Broken, Outcome, Scenario, Script, Stage, must};
+
+const TEAM: &str = "research";
+/// A namespace that is there without a workload of the fleet.
+const DEFAULT: &str = "default";
+/// What an operand's label says while it is paused.
+const PAUSED: &str = "paused-for-driver-upgrade";
+
+pub(super) fn all() -> Vec<Scenario> {
+    let pinned = Machines { modules: vec!["gdrdrv".to_owned()], ..Machines::default() };
+    let mut busy = Machines::default();
+    busy.programs.insert("gpu-01".to_owned(), "nv-hostengine".to_owned());
+    vec![
+        on(Machines::default(), "our-driver-manager-under-our-controller", managed(), |s| {
+            under_controller(s).boxed()
+        }),
+        on(Machines::default(), "our-driver-manager-alone", alone(&json!({})), |s| by_itself(s).boxed()),
+        on(Machines::default(), "our-driver-manager-alone-with-an-early-uncordon", alone(&early()), |s| {
+            by_itself(s).boxed()
+        }),
+        on(
+            Machines::default(),
+            "our-driver-manager-where-another-controller-is-at-work",
+            alone(&json!({})),
+            |s| under_another(s).boxed(),
+        ),
+        on(pinned, "gdrdrv-pins-module", managed(), |s| under_controller(s).boxed()),
+        on(busy, "a-busy-module-is-told-of-and-waited-for", managed(), |s| waits_for_program(s).boxed()),
+        on(Machines::default(), "dra-reboot-deadlock", with_claims(), |s| reboots_with_claims(s).boxed()),
+        on(Machines::default(), "a-missing-image-leaves-the-node-out", alone(&json!({})), |s| {
+            without_image(s).boxed()
+        }),
+    ]
+}
+
+fn on(machines: Machines, name: &'static str, fleet: Fleet, script: Script) -> Scenario {
+    Scenario { behaviour: Behaviour::default().with_agents(machines), ..scenario(name, fleet, script) }
+}
+
+fn with_work(nodes: usize) -> Fleet {
+    let work = vec![Workload::new(TEAM, "train", 2, 8)];
+    fleet(nodes).with_clients().with_workloads(work).with_grace_seconds(1)
+}
+
+fn managed() -> Fleet {
+    with_work(2)
+}
+
+/// An installation whose driver manager is told this.
+fn alone(env: &Value) -> Fleet {
+    let manager =
+        env.as_object().into_iter().flatten().map(|(name, value)| json!({"name": name, "value": value}));
+    let manager: Vec<Value> = manager.collect();
+    with_work(2).with_driver_options(json!({"manager": {"env": manager}}))
+}
+
+fn early() -> Value {
+    json!({"UNCORDON": "early"})
+}
+
+fn with_claims() -> Fleet {
+    fleet(1).with_clients().with_dra(DraIdentity::Operator)
+}
+
+async fn nodes(stage: &Stage) -> Result<Vec<Node>, Broken> {
+    let api = Api::<Node>::all(stage.cluster().admin.clone());
+    Ok(api.list(&ListParams::default()).await?.items)
+}
+
+/// Everything is where it was: no operand paused, no cordon, no record of the driver manager.
+async fn left_nothing(stage: &Stage) -> Outcome {
+    for node in nodes(stage).await? {
+        let paused: Vec<&String> =
+            node.labels().iter().filter(|(_, value)| value.contains(PAUSED)).map(|(key, _)| key).collect();
+        must(paused.is_empty(), || format!("{}: paused are {paused:?}", node.name_any()))?;
+        let record = node.annotations().get(AGENT_CORDON_ANNOTATION);
+        must(record.is_none(), || format!("{}: left is {record:?}", node.name_any()))?;
+    }
+    in_service(stage)
+}
+
+/// What the driver manager says on a node.
+async fn said(stage: &Stage, node: &str) -> Result<Vec<String>, Broken> {
+    let api = Api::<Event>::all(stage.cluster().admin.clone());
+    let about = |event: &Event| event.involved_object.name.as_deref() == Some(node);
+    let by_agent =
+        |event: &Event| event.source.as_ref().is_some_and(|source| source.host.as_deref() == Some(node));
+    let events = api.list(&ListParams::default()).await?.items.into_iter();
+    Ok(events.filter(|event| about(event) && by_agent(event)).filter_map(|event| event.message).collect())
+}
+
+async fn until_versions(stage: &Stage, versions: &[&str]) -> Outcome {
+    let done = async || {
+        let found: Vec<String> = ready_versions(stage).await?.into_values().collect();
+        Ok((found == versions).then_some(()))
+    };
+    stage.poll(&format!("the drivers are {versions:?} and ready"), done).await
+}
+
+/// The versions of the drivers that are ready.
+async fn ready_versions(stage: &Stage) -> Result<BTreeMap<String, String>, Broken> {
+    let ready: Vec<String> = stage
+        .pods(NAMESPACE)
+        .await?
+        .into_iter()
+        .filter(|(.., ready)| *ready)
+        .map(|(name, ..)| name)
+        .collect();
+    let mut versions = BTreeMap::new();
+    for (node, version) in stage.driver_versions().await? {
+        if ready.contains(&stage.driver_pod(&node).await?) {
+            versions.insert(node, version);
+        }
+    }
+    Ok(versions)
+}
+
+/// The controller empties the node; the driver manager takes the operands off and unloads, and moves nobody else.
+async fn under_controller(stage: &mut Stage) -> Outcome {
+    stage.set_version(NEW).await?;
+    stage.until("the first is on its way", |scene| !scene.visited.is_empty()).await?;
+    stage.until_done().await?;
+    until_versions(stage, &[NEW, NEW]).await?;
+    stage.until_pods_ready(TEAM, 2).await?;
+    let told = said(stage, "gpu-01").await?;
+    must(told.is_empty(), || format!("the driver manager had something to say: {told:?}"))?;
+    left_nothing(stage).await?;
+    whole_walks(stage, &stage.trace())
+}
+
+/// The documented installation without an upgrade controller: the operator takes its marks off the nodes.
+async fn switch_off(stage: &Stage) -> Outcome {
+    stage.set_upgrade_policy(json!({"autoUpgrade": false})).await?;
+    // What is under way may be answered; then nothing moves.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let enabled = Keys::new(&"gpu".into(), DEFAULT_LABEL_DOMAIN).enabled;
+    for node in ["gpu-01", "gpu-02"] {
+        let marks = json!({"annotations": {&enabled: null}, "labels": {STATE_LABEL: null}});
+        stage.patch_node(node, json!({"metadata": marks})).await?;
+    }
+    Ok(())
+}
+
+/// A person deletes one driver pod after the other, as documented; the node comes back with its driver.
+async fn by_itself(stage: &mut Stage) -> Outcome {
+    switch_off(stage).await?;
+    stage.set_version(NEW).await?;
+    for (node, then) in [("gpu-01", [NEW, OLD]), ("gpu-02", [NEW, NEW])] {
+        stage.delete::<Pod>(NAMESPACE, &stage.driver_pod(node).await?).await?;
+        stage.until("the node is emptied", |scene| scene.cordoned.contains(node)).await?;
+        until_versions(stage, &then).await?;
+        stage.until("the node is given back", |scene| scene.cordoned.is_empty()).await?;
+    }
+    stage.until_pods_ready(TEAM, 2).await?;
+    left_nothing(stage).await
+}
+
+/// NVIDIA's controller says on the node that it empties it. Until it has, the driver stays, and nobody is moved.
+async fn under_another(stage: &mut Stage) -> Outcome {
+    switch_off(stage).await?;
+    let enabled = Keys::new(&"gpu".into(), DEFAULT_LABEL_DOMAIN).enabled;
+    for node in ["gpu-01", "gpu-02"] {
+        stage.patch_node(node, json!({"metadata": {"annotations": {&enabled: "true"}}})).await?;
+    }
+    let before = stage.pods(TEAM).await?;
+    stage.set_version(NEW).await?;
+    for node in ["gpu-01", "gpu-02"] {
+        stage.delete::<Pod>(NAMESPACE, &stage.driver_pod(node).await?).await?;
+    }
+    let failed = async || {
+        let told = said(stage, "gpu-01").await?;
+        Ok(told.iter().any(|line| line.contains("cannot be unloaded")).then_some(()))
+    };
+    stage.poll("the driver manager says who has the driver open", failed).await?;
+    must(stage.pods(TEAM).await? == before, || "work was moved".to_owned())?;
+    must(stage.scene().cordoned.is_empty(), || "a node was cordoned".to_owned())?;
+    // Now it has.
+    for node in ["gpu-01", "gpu-02"] {
+        stage.patch_node(node, json!({"spec": {"unschedulable": true}})).await?;
+    }
+    for (name, ..) in before {
+        stage.delete::<Pod>(TEAM, &name).await?;
+    }
+    until_versions(stage, &[NEW, NEW]).await?;
+    let cordoned = stage.scene().cordoned;
+    must(cordoned.len() == 2, || format!("still cordoned are only {cordoned:?}"))
+}
+
+/// A program of the machine has the driver open: the node says which, and goes on when it has ended.
+async fn waits_for_program(stage: &mut Stage) -> Outcome {
+    stage.set_version(NEW).await?;
+    stage.until_reason("gpu-01", "(nv-hostengine) has /dev/nvidia0 open").await?;
+    must(stage.scene().cordoned.contains("gpu-01"), || "the node takes work".to_owned())?;
+    stage.behaviour().change(|behaviour| behaviour.agents = Some(Machines::default()));
+    stage.until_done().await?;
+    until_versions(stage, &[NEW, NEW]).await?;
+    left_nothing(stage).await?;
+    whole_walks(stage, &stage.trace())
+}
+
+/// After a boot nobody has the driver open, and claims cannot be prepared without it: waiting for their holders would be
+/// for ever.
+async fn reboots_with_claims(stage: &mut Stage) -> Outcome {
+    stage
+        .create::<ResourceClaim>(DEFAULT, json!({"metadata": {"name": "gpu"}, "spec": {"devices": {}}}))
+        .await?;
+    let pod = json!({
+        "nodeName": "gpu-01",
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": "gpu"}],
+        "containers": [{"name": "main", "image": "m:1"}],
+    });
+    stage.create::<Pod>(DEFAULT, json!({"metadata": {"name": "holder"}, "spec": pod})).await?;
+    stage.until_pods_ready(DEFAULT, 1).await?;
+    stage.reboot("gpu-01", Duration::from_secs(1)).await;
+    let asleep = async || Ok(stage.pods(DEFAULT).await?.iter().all(|(.., ready)| !ready).then_some(()));
+    stage.poll("everything starts again", asleep).await?;
+    until_versions(stage, &[OLD]).await?;
+    stage.until_pods_ready(DEFAULT, 1).await?;
+    left_nothing(stage).await
+}
+
+/// The old driver is gone and the new one does not come: the node must not take work until it does.
+async fn without_image(stage: &mut Stage) -> Outcome {
+    switch_off(stage).await?;
+    let missing = Nodes::Named("gpu-01".to_owned());
+    stage.behaviour().change(|behaviour| {
+        *behaviour = std::mem::take(behaviour).with_fault(missing, NEW, Fault::ImageMissing);
+    });
+    stage.set_version(NEW).await?;
+    stage.delete::<Pod>(NAMESPACE, &stage.driver_pod("gpu-01").await?).await?;
+    let waits = async || {
+        let told = said(stage, "gpu-01").await?;
+        Ok(told.iter().any(|line| line.contains("stays cordoned until")).then_some(()))
+    };
+    stage.poll("the driver manager has done its part", waits).await?;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    must(stage.scene().cordoned.contains("gpu-01"), || "a node without a driver takes work".to_owned())?;
+    stage.behaviour().change(|behaviour| behaviour.drivers.clear());
+    until_versions(stage, &[NEW, OLD]).await?;
+    stage.until("the node is given back", |scene| scene.cordoned.is_empty()).await?;
+    must(stage.scene().state("gpu-01") == State::Unknown, || "the controller had a hand in it".to_owned())?;
+    left_nothing(stage).await
+}
