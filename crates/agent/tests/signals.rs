@@ -1,5 +1,5 @@
-//! The real binary, as a process of its own, on the embedded API over HTTP: ended by SIGTERM and SIGKILL at any moment.
-//! The machine under the driver manager is a tree of files without a driver.
+//! The real binary, as a process of its own, on the embedded API over HTTP and on a real kube-apiserver: ended by SIGTERM and
+//! SIGKILL at any moment. The machine under the driver manager is a tree of files without a driver.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what these tests do not expect is a failure")]
 
@@ -13,11 +13,15 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, ResourceExt as _};
 use pitcrew_agent::failure::TERMINATED;
 use pitcrew_agent::fake::Machine;
+use pitcrew_agent::labels::DRA_DRIVER;
+use pitcrew_sim::plane::{Binaries, Plane, PlaneOptions, User};
 use serde_json::json;
 use stage::{NAMESPACE, NODE, Stage};
 use tokio::process::{Child, Command};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_pitcrew-node");
+/// The operator's DRA plugin, by the label `app` of its pods.
+const PLUGIN: &str = "nvidia-dra-driver-kubelet-plugin";
 const KEY: &str = "nvidia.com/ofed-driver-upgrade.driver-wait-for-safe-load";
 
 /// Passes requests on to the embedded API.
@@ -69,14 +73,20 @@ async fn until_asked(stage: &Stage) -> String {
     panic!("nobody asked");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_safe_load_that_is_killed_goes_on_and_one_that_is_told_to_end_takes_its_request_back() {
-    let directory = tempfile::tempdir().unwrap();
-    let stage = Stage::bare(Machine::default()).await;
+/// The moments at which an agent is killed, in milliseconds: closer together where more happens.
+const MOMENTS: [u64; 12] = [0, 2, 4, 7, 11, 16, 23, 32, 45, 64, 90, 130];
+
+/// A real API server, and a cluster on it.
+async fn real() -> (Plane, Stage) {
+    let plane = Plane::start_api(&Binaries::find().unwrap(), PlaneOptions::default()).await.unwrap();
+    let client = Client::try_from(plane.config(User::Admin)).unwrap();
+    (plane, Stage::elsewhere(client).await)
+}
+
+async fn safe_load(stage: &Stage, kubeconfig: &str) {
     let config = json!({"safeDriverLoad": {"enable": true, "annotation": KEY}}).to_string();
     let object = json!({"metadata": {"name": "config"}, "data": {"config.json": config}});
     stage.create::<ConfigMap>(Some(NAMESPACE), object).await;
-    let kubeconfig = serve(&stage, directory.path()).await;
     let arguments = [
         "safe-load",
         "--node-name",
@@ -86,9 +96,9 @@ async fn a_safe_load_that_is_killed_goes_on_and_one_that_is_told_to_end_takes_it
         NAMESPACE,
         "--pod-uid=pod-1",
         "--kubeconfig",
-        &kubeconfig,
+        kubeconfig,
     ];
-    for millis in [0, 5, 10, 20, 40, 80] {
+    for millis in MOMENTS {
         let mut child = start(&arguments);
         tokio::time::sleep(Duration::from_millis(millis)).await;
         assert_eq!(end(&mut child, "-KILL").await, None);
@@ -96,30 +106,26 @@ async fn a_safe_load_that_is_killed_goes_on_and_one_that_is_told_to_end_takes_it
     // Whoever asks from here on is the one that runs.
     stage.annotate(KEY, None).await;
     let mut child = start(&arguments);
-    let asked = until_asked(&stage).await;
+    let asked = until_asked(stage).await;
     assert!(asked.contains("pod-1"), "{asked}");
     assert_eq!(end(&mut child, "-TERM").await, Some(i32::from(TERMINATED)));
     assert!(!stage.node().await.annotations().contains_key(KEY));
     let mut child = start(&arguments);
-    until_asked(&stage).await;
+    until_asked(stage).await;
     stage.annotate(KEY, None).await;
     assert_eq!(child.wait().await.unwrap().code(), Some(0));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_uninstall_that_is_killed_is_finished_by_the_next_start() {
+async fn uninstall(stage: &Stage, kubeconfig: &str) {
     let directory = tempfile::tempdir().unwrap();
-    let stage = Stage::new(Machine::default()).await;
     // Not every kernel that tests run on has modules.
     for (path, text) in [("proc/modules", ""), ("proc/self/mountinfo", "")] {
         let path = directory.path().join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     }
+    stage.label(DRA_DRIVER, Some("true")).await;
     let before = stage.node().await.labels().clone();
-    // As a crash before this one left it.
-    stage.label("nvidia.com/gpu.deploy.dcgm", Some("paused-for-driver-upgrade")).await;
-    let kubeconfig = serve(&stage, directory.path()).await;
     let root = directory.path().to_str().unwrap();
     let arguments = [
         "driver-manager",
@@ -127,11 +133,23 @@ async fn an_uninstall_that_is_killed_is_finished_by_the_next_start() {
         "--node-name",
         NODE,
         "--kubeconfig",
-        &kubeconfig,
+        kubeconfig,
         "--machine-root",
         root,
     ];
-    for millis in [0, 2, 4, 8, 16] {
+    // A plugin that does not leave keeps the agent waiting, with its label paused.
+    let plugin = json!({"annotations": {"test/stays": "true"}});
+    stage.pod(NAMESPACE, PLUGIN, plugin, json!({"ownedBy": "DaemonSet"})).await;
+    let mut child = start(&arguments);
+    until_paused(stage).await;
+    assert_eq!(end(&mut child, "-TERM").await, Some(i32::from(TERMINATED)));
+    assert_eq!(*stage.node().await.labels(), before, "after SIGTERM");
+    let mut child = start(&arguments);
+    until_paused(stage).await;
+    assert_eq!(end(&mut child, "-KILL").await, None);
+    assert_ne!(*stage.node().await.labels(), before, "SIGKILL leaves what was paused");
+    stage.admin_delete(NAMESPACE, PLUGIN).await;
+    for millis in MOMENTS {
         let mut child = start(&arguments);
         tokio::time::sleep(Duration::from_millis(millis)).await;
         end(&mut child, "-KILL").await;
@@ -140,4 +158,36 @@ async fn an_uninstall_that_is_killed_is_finished_by_the_next_start() {
     assert_eq!(code, Some(0));
     assert_eq!(*stage.node().await.labels(), before);
     assert!(!stage.is_cordoned().await);
+}
+
+async fn until_paused(stage: &Stage) {
+    for _ in 0..400 {
+        if stage.paused().await == [DRA_DRIVER] {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    panic!("nothing was paused: {:?}", stage.node().await.labels());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_safe_load_that_is_killed_goes_on_and_one_that_is_told_to_end_takes_its_request_back() {
+    let (directory, stage) = (tempfile::tempdir().unwrap(), Stage::bare(Machine::default()).await);
+    let kubeconfig = serve(&stage, directory.path()).await;
+    safe_load(&stage, &kubeconfig).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_uninstall_that_is_killed_is_finished_by_the_next_start() {
+    let (directory, stage) = (tempfile::tempdir().unwrap(), Stage::new(Machine::default()).await);
+    let kubeconfig = serve(&stage, directory.path()).await;
+    uninstall(&stage, &kubeconfig).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_a_real_api_server_it_is_the_same() {
+    let (plane, stage) = real().await;
+    let kubeconfig = plane.kubeconfig().to_str().unwrap();
+    safe_load(&stage, kubeconfig).await;
+    uninstall(&stage, kubeconfig).await;
 }

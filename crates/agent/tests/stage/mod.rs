@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Event, Node as ApiNode, Pod};
+use k8s_openapi::api::core::v1::{Event, Namespace, Node as ApiNode, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt as _};
@@ -80,7 +80,20 @@ impl Drop for Stage {
 impl Stage {
     /// A node with operands, and a Deployment's pod on one of its GPUs.
     pub(crate) async fn new(machine: Machine) -> Self {
-        let stage = Self::bare(machine).await;
+        Self::bare(machine).await.with_pods().await
+    }
+
+    /// The same on a cluster of somebody else's; the embedded API stays empty.
+    pub(crate) async fn elsewhere(admin: Client) -> Self {
+        let stage = Self::over(ApiServer::new(EPOCH), admin.clone(), admin, Machine::default()).await;
+        for name in [NAMESPACE, "research"] {
+            stage.create::<Namespace>(None, json!({"metadata": {"name": name}})).await;
+        }
+        stage.with_pods().await
+    }
+
+    async fn with_pods(self) -> Self {
+        let stage = self;
         for (app, label) in OPERANDS {
             stage.label(label, Some("true")).await;
             stage.pod(NAMESPACE, app, json!({}), operand(app, label)).await;
@@ -94,12 +107,16 @@ impl Stage {
     /// A node without anything on it.
     pub(crate) async fn bare(machine: Machine) -> Self {
         let api = ApiServer::new(EPOCH);
-        let admin = api.client_as("admin");
+        let (admin, others) = (api.client_as("admin"), api.client_as("cluster"));
+        Self::over(api, admin, others, machine).await
+    }
+
+    async fn over(api: ApiServer, admin: Client, others: Client, machine: Machine) -> Self {
         let requests = Arc::new(Mutex::new(Requests::default()));
         let died = Arc::new(Notify::new());
         let trace = Arc::new(Mutex::new(Vec::new()));
         let host = Arc::new(FakeHost::new(machine));
-        let cluster = tokio::spawn(live(api.client_as("cluster")));
+        let cluster = tokio::spawn(live(others));
         let settings =
             Settings { drain: false, leave_limit: Some(Duration::from_mins(10)), ..Settings::default() };
         let stage = Self { api, admin, host, settings, trace, requests, died, cluster };
