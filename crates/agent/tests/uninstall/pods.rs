@@ -3,14 +3,18 @@
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::ResourceExt as _;
 use kube::api::{Patch, PatchParams};
+use kube::{Client, ResourceExt as _};
 use pitcrew_agent::Failure;
+use pitcrew_agent::clock::Clock;
+use pitcrew_agent::cluster::Cluster;
 use pitcrew_agent::failure::TIMED_OUT;
+use pitcrew_agent::stop::Stop;
+use pitcrew_agent::uninstall::{Agent, uninstall};
 use pitcrew_sim::api::Fault;
 use serde_json::json;
 
-use crate::stage::{NAMESPACE, Stage, gpu_pod, operand};
+use crate::stage::{NAMESPACE, NODE, Stage, gpu_pod, operand};
 use crate::with_driver;
 
 async fn claim(stage: &Stage, name: &str, driver: &str) {
@@ -75,6 +79,41 @@ async fn users_by_claim_are_evicted_compute_domains_included() {
     let left = |name: &str| pods.contains(&format!("research/{name}"));
     assert!(!left("a") && !left("b"), "{pods:?}");
     assert!(left("c") && left("d"), "{pods:?}");
+}
+
+/// A cluster that serves resource claims as `v1beta1` only, as Kubernetes did before 1.34.
+fn older(client: Client) -> Client {
+    const GROUP: &str = "/apis/resource.k8s.io";
+    let service = tower::service_fn(move |mut request: http::Request<kube::client::Body>| {
+        let client = client.clone();
+        async move {
+            let uri = request.uri().to_string();
+            if uri.ends_with(GROUP) {
+                let version = json!({"groupVersion": "resource.k8s.io/v1beta1", "version": "v1beta1"});
+                let group =
+                    json!({"name": "resource.k8s.io", "versions": [version], "preferredVersion": version});
+                return Ok(http::Response::new(kube::client::Body::from(group.to_string().into_bytes())));
+            }
+            let newer = uri.replace(&format!("{GROUP}/v1beta1"), &format!("{GROUP}/v1"));
+            assert!(newer != uri || !uri.contains(GROUP), "not served: {uri}");
+            *request.uri_mut() = newer.parse().unwrap();
+            client.send(request).await
+        }
+    });
+    Client::new(service, "default")
+}
+
+#[tokio::test(start_paused = true)]
+async fn claims_are_read_in_the_version_that_the_cluster_serves() {
+    let stage = Stage::new(with_driver()).await;
+    claim(&stage, "gpu", "gpu.nvidia.com").await;
+    let spec = json!({"ownedBy": "Job", "resourceClaims": [{"name": "c", "resourceClaimName": "gpu"}]});
+    stage.pod("research", "user", json!({}), spec).await;
+    let clock = Clock::starting_at(stage.api.now());
+    let cluster = Cluster::new(older(stage.api.client_as("agent")), NODE, clock, Stop::never());
+    uninstall(&Agent { cluster, ..stage.agent(Stop::never()) }).await.unwrap();
+    let pods = stage.pods().await;
+    assert!(!pods.contains(&"research/user".to_owned()), "{pods:?}");
 }
 
 #[tokio::test(start_paused = true)]
