@@ -6,17 +6,17 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
-use kube::api::{Api, ListParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::{Client, ResourceExt as _};
 use pitcrew_agent::clock::Clock;
 use pitcrew_agent::cluster::Cluster as ClusterOfNode;
-use pitcrew_agent::fake::{FakeHost, Machine};
+use pitcrew_agent::fake::{Death, FakeHost, Machine};
 use pitcrew_agent::finish::finish;
 use pitcrew_agent::safe_load::{Options, Overlay, safe_load};
 use pitcrew_agent::settings::Settings;
 use pitcrew_agent::stop::Stop;
 use pitcrew_agent::uninstall::{Agent, uninstall};
-use pitcrew_sim::actors::{Behaviour, OPERANDS};
+use pitcrew_sim::actors::{Behaviour, Machines, OPERANDS};
 use pitcrew_sim::cluster::Cluster;
 use pitcrew_sim::fleet::{Fleet, Workload};
 use serde_json::json;
@@ -120,6 +120,55 @@ async fn pitcrews_controller_releases_a_safe_load_whatever_its_value() {
     let after = node(&cluster.admin).await;
     assert!(!is_cordoned(&after) && !after.annotations().contains_key(key));
     running.abort();
+}
+
+/// A whole upgrade of one node with work on it, whose driver manager is killed at one call to its machine: what is there when
+/// everything is over, and how many calls there were.
+async fn upgrade(managed: bool, death: Option<Death>) -> (String, usize) {
+    let fleet = Fleet::new(1).with_clients().with_workloads(vec![Workload::new("research", "train", 2, 1)]);
+    let fleet = fleet.with_upgrade_policy(json!({"autoUpgrade": managed}));
+    let behaviour = Behaviour::default().with_agents(Machines::default());
+    let cluster = Cluster::embedded(&fleet, 7, behaviour).await.unwrap();
+    let controller = cluster.new_controller("controller");
+    let controller = tokio::spawn(async move { drop(controller.run(std::future::pending()).await) });
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let host = cluster.actors.behaviour().get().agents.unwrap().hosts.get(NODE).unwrap();
+    host.dies(death);
+    cluster.set_driver_version("570.86.10").await.unwrap();
+    if !managed {
+        let driver = ListParams::default().labels("app.kubernetes.io/component=nvidia-driver");
+        let pods = Api::<Pod>::namespaced(cluster.admin.clone(), NAMESPACE);
+        pods.delete_collection(&DeleteParams::default(), &driver).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_mins(10)).await;
+    controller.abort();
+    let (node, machine, mut apps) = (node(&cluster.admin).await, host.machine(), apps(&cluster.admin).await);
+    apps.sort();
+    let marks: Vec<&String> = node.annotations().keys().filter(|key| key.contains("driver")).collect();
+    let end = format!(
+        "cordoned {}\nlabels {:#?}\nmarks {marks:#?}\nmodules {:#?}\nmounts {:?}\nfiles {:?}\npods {apps:#?}",
+        is_cordoned(&node),
+        node.labels(),
+        machine.modules.keys(),
+        machine.mounts,
+        machine.files,
+    );
+    (end, host.calls().len())
+}
+
+#[tokio::test(start_paused = true)]
+async fn killed_at_any_call_to_its_machine_a_whole_upgrade_comes_to_the_same_end() {
+    for managed in [true, false] {
+        let (expected, calls) = upgrade(managed, None).await;
+        assert!(expected.starts_with("cordoned false") && expected.contains("nvidia_uvm"), "{expected}");
+        assert!(calls > 20, "{calls}");
+        for at in 1..=calls {
+            for after in [false, true] {
+                let (end, _) = upgrade(managed, Some(Death { at, after })).await;
+                assert_eq!(end, expected, "managed {managed}, killed at {at} of {calls}, after it: {after}");
+            }
+        }
+    }
 }
 
 /// A simulation runs many agents as tasks; that this compiles is the test.

@@ -107,15 +107,8 @@ impl Attempts {
     }
 }
 
-/// A machine, and how often it had booted when it was last looked at.
-struct Under {
-    boot: u32,
-    host: Arc<FakeHost>,
-}
-
-/// The agents of all nodes, and the machines under them.
+/// The agents of all nodes.
 pub(super) struct Agents {
-    machines: BTreeMap<String, Under>,
     pods: BTreeMap<Key, Attempts>,
     programs: JoinSet<()>,
     /// Told whose program has ended.
@@ -124,7 +117,7 @@ pub(super) struct Agents {
 
 impl Agents {
     pub(super) fn new(ended: mpsc::UnboundedSender<Key>) -> Self {
-        Self { machines: BTreeMap::new(), pods: BTreeMap::new(), programs: JoinSet::new(), ended }
+        Self { pods: BTreeMap::new(), programs: JoinSet::new(), ended }
     }
 
     /// How far a pod's driver manager is.
@@ -157,7 +150,7 @@ impl Agents {
     pub(super) fn driver_is_up(&mut self, way: &Way, key: &Key, pod: &Pod, place: Place<'_>) {
         let digest = environment(pod).into_iter().find(|(name, _)| name == CONFIG_DIGEST_ENV);
         let modules = place.machines.modules.clone();
-        self.host(place).change(|machine| {
+        place.host().change(|machine| {
             if machine.files.contains_key(DRIVER_READY) {
                 return;
             }
@@ -171,14 +164,14 @@ impl Agents {
     }
 
     /// A driver's container is not ready, or no more.
-    pub(super) fn driver_is_down(&mut self, place: Place<'_>) {
-        self.host(place).change(|machine| drop(machine.files.remove(DRIVER_READY)));
+    pub(super) fn driver_is_down(place: Place<'_>) {
+        place.host().change(|machine| drop(machine.files.remove(DRIVER_READY)));
     }
 
     /// The programs on a node that have the driver open.
-    pub(super) fn opened(&mut self, place: Place<'_>, users: Vec<String>) {
+    pub(super) fn opened(place: Place<'_>, users: &[String]) {
         let own = place.machines.programs.get(place.node).cloned();
-        self.host(place).change(|machine| {
+        place.host().change(|machine| {
             machine.processes.clear();
             for (pid, user) in (1000..).zip(users.iter().chain(&own)) {
                 machine.open(pid, user, "/dev/nvidia0", &OPENED);
@@ -198,13 +191,8 @@ impl Agents {
         self.pods.remove(key);
     }
 
-    /// The node is gone, and its machine.
-    pub(super) fn forget_node(&mut self, node: &str) {
-        self.machines.remove(node);
-    }
-
     fn start(&mut self, way: &Way, key: &Key, pod: &Pod, place: Place<'_>, program: Program) {
-        let host = self.host(place);
+        let host = place.host();
         let Some(attempts) = self.pods.get_mut(key).filter(|pod| pod.runs.is_none()) else { return };
         let (told, whose) = (self.ended.clone(), key.clone());
         let (stopper, stop) = Stopper::new();
@@ -213,32 +201,25 @@ impl Agents {
         let settings = settings_in(&environment(pod));
         let work = async move {
             let agent = |settings: Settings| Agent { host: host.as_ref(), cluster, stop, settings };
-            let result = match settings {
-                Ok(settings) if program == Program::Uninstall => uninstall(&agent(settings)).await,
-                Ok(settings) => finish(&agent(settings), None).await,
-                Err(failure) => Err(failure),
+            let run = async {
+                match settings {
+                    Ok(settings) if program == Program::Uninstall => uninstall(&agent(settings)).await,
+                    Ok(settings) => finish(&agent(settings), None).await,
+                    Err(failure) => Err(failure),
+                }
+            };
+            let failure = tokio::select! {
+                biased;
+                () = host.died() => Some("killed".to_owned()),
+                result = run => result.err().as_ref().map(Failure::sentence),
             };
             // Nobody listens when the cluster is on its way out.
-            let _ = ending.send(result.err().as_ref().map(Failure::sentence));
+            let _ = ending.send(failure);
             let _ = told.send(whose);
         };
         let task = self.programs.spawn(work);
         attempts.runs = Some(Running { program, stopper, task, end });
         while self.programs.try_join_next().is_some() {}
-    }
-
-    /// The machine under a node. One that has booted has nothing in its memory, and nothing of `/run`.
-    fn host(&mut self, place: Place<'_>) -> Arc<FakeHost> {
-        let booted = || {
-            let mut machine = Machine { mounts: vec!["/".into(), "/run".into()], ..Machine::default() };
-            machine.file(BOOT_ID, &format!("boot-{}\n", place.boot));
-            Under { boot: place.boot, host: Arc::new(FakeHost::new(machine)) }
-        };
-        let under = self.machines.entry(place.node.to_owned()).or_insert_with(booted);
-        if under.boot != place.boot {
-            *under = booted();
-        }
-        under.host.clone()
     }
 }
 
@@ -249,6 +230,17 @@ pub(super) struct Place<'a> {
     pub(super) boot: u32,
     pub(super) now: Timestamp,
     pub(super) machines: &'a Machines,
+}
+
+impl Place<'_> {
+    /// The machine. One that has booted has nothing in its memory, and nothing of `/run`.
+    fn host(&self) -> Arc<FakeHost> {
+        self.machines.hosts.in_boot(self.node, self.boot, || {
+            let mut machine = Machine { mounts: vec!["/".into(), "/run".into()], ..Machine::default() };
+            machine.file(BOOT_ID, &format!("boot-{}\n", self.boot));
+            FakeHost::new(machine)
+        })
+    }
 }
 
 /// The longest that a kubelet waits for an agent to end.

@@ -6,10 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::{pending, ready};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
+use pitcrew_agent::fake::FakeHost;
 use pitcrew_controller::prometheus::Asks;
 use pitcrew_core::prometheus::Values;
 use serde_json::{Value, json};
@@ -182,9 +183,47 @@ impl GateOutcome {
     }
 }
 
-/// What is special about the machines under the nodes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The machines under the nodes, in memory.
+#[derive(Clone, Debug, Default)]
+pub struct Hosts(Arc<Mutex<BTreeMap<String, (u32, Arc<FakeHost>)>>>);
+
+impl PartialEq for Hosts {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Hosts {
+    /// The machine under a node, once its kubelet has looked at it.
+    pub fn get(&self, node: &str) -> Option<Arc<FakeHost>> {
+        self.all().get(node).map(|(_, host)| host.clone())
+    }
+
+    /// The machine under a node in one of its boots; `booted` makes a new one.
+    pub(super) fn in_boot(&self, node: &str, boot: u32, booted: impl FnOnce() -> FakeHost) -> Arc<FakeHost> {
+        let mut all = self.all();
+        if let Some((_, host)) = all.get(node).filter(|(known, _)| *known == boot) {
+            return host.clone();
+        }
+        let host = Arc::new(booted());
+        all.insert(node.to_owned(), (boot, host.clone()));
+        host
+    }
+
+    pub(super) fn forget(&self, node: &str) {
+        self.all().remove(node);
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, (u32, Arc<FakeHost>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The machines, and what is special about them.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Machines {
+    /// What is on them.
+    pub hosts: Hosts,
     /// Programs of the machines themselves that have the driver open, by node.
     pub programs: BTreeMap<String, String>,
     /// Modules of others that are loaded with every driver and use it.
@@ -327,7 +366,11 @@ pub struct BehaviourHandle {
 }
 
 impl BehaviourHandle {
-    pub(super) fn new(behaviour: Behaviour) -> Self {
+    /// Of a cluster of its own: nobody else's machines are under its nodes.
+    pub(super) fn new(mut behaviour: Behaviour) -> Self {
+        if let Some(machines) = &mut behaviour.agents {
+            machines.hosts = Hosts::default();
+        }
         Self { current: Arc::new(watch::Sender::new(behaviour)) }
     }
 

@@ -199,8 +199,7 @@ impl Kubelets {
     /// Tells the machine who has its driver open.
     fn count_users(&mut self, node: &str) {
         self.on_machine(node, |kubelets, under| {
-            let users = kubelets.users_on(node);
-            kubelets.agents.opened(under, users);
+            Agents::opened(under, &kubelets.users_on(node));
         });
     }
 
@@ -210,7 +209,7 @@ impl Kubelets {
         self.on_machine(node, |Self { agents, way, .. }, under| match () {
             () if held => agents.uninstall(way, key, pod, under),
             () if up => agents.driver_is_up(way, key, pod, under),
-            () => agents.driver_is_down(under),
+            () => Agents::driver_is_down(under),
         });
     }
 
@@ -369,7 +368,7 @@ impl Actor for Kubelets {
         for change in self.nodes.cache.take_changes() {
             queue.add(Task::Node(change.key.name.clone()));
             if change.new.is_none() {
-                self.agents.forget_node(&change.key.name);
+                self.on_machine(&change.key.name, |_, under| under.machines.hosts.forget(under.node));
             }
             if self.slices.in_use {
                 queue.add(Task::Slices(change.key.name.clone()));

@@ -64,8 +64,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 pub use behaviour::{
-    Behaviour, BehaviourHandle, ClientFault, DriverFault, Fault, GateOutcome, GateRule, JobRule, Machines,
-    Nodes, Timing,
+    Behaviour, BehaviourHandle, ClientFault, DriverFault, Fault, GateOutcome, GateRule, Hosts, JobRule,
+    Machines, Nodes, Timing,
 };
 pub(crate) use cache::{Informer, changed};
 pub(crate) use clients::GPU;

@@ -209,7 +209,7 @@ async fn waits_for_program(stage: &mut Stage) -> Outcome {
     stage.set_version(NEW).await?;
     stage.until_reason("gpu-01", "(nv-hostengine) has /dev/nvidia0 open").await?;
     must(stage.scene().cordoned.contains("gpu-01"), || "the node takes work".to_owned())?;
-    stage.behaviour().change(|behaviour| behaviour.agents = Some(Machines::default()));
+    stage.behaviour().change(|behaviour| behaviour.agents.iter_mut().for_each(|ours| ours.programs.clear()));
     stage.until_done().await?;
     until_versions(stage, &[NEW, NEW]).await?;
     left_nothing(stage).await?;
