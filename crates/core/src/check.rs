@@ -13,7 +13,7 @@ use crate::action::{Action, DeleteWhy, NodePatch, PodRef, RestartDriver};
 use crate::api::{Previous, Refresh, StagePhase};
 use crate::contract::{HEALTH_HOLD_ANNOTATION, State, VISIT_ANNOTATION};
 use crate::health::Shield;
-use crate::names::{GateName, NodeName, PoolName};
+use crate::names::{GateName, NodeName, PoolName, RevisionHash};
 use crate::plan::{Plan, PoolPlan, PoolStatus, uses_device};
 use crate::policy::{self, Pick, Policy, Pool, Stage};
 use crate::snapshot::{DaemonSet, Node, Object, Pod, Rollout, SetbackKind, Snapshot};
@@ -491,15 +491,18 @@ fn driver_is_current(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, name
     let revisions = snapshot.revisions.values().filter(|revision| revision.owner == daemon_set.uid);
     let newest = revisions.max_by_key(|revision| revision.number)?;
     let known = daemon_set.observed_generation == daemon_set.generation;
-    let is_bad = |rollout: &Rollout| {
+    let has_to_go = |rollout: &Rollout| {
         let target = rollout.spec.target.get(daemon_set.name.name.as_ref()).map(String::as_str);
-        rollout.went_wrong() && target == pod.revision.as_ref().map(|revision| revision.as_str())
+        let of = |hash: &RevisionHash| target == Some(hash.as_str());
+        let bad = rollout.went_wrong() && rollout.spec.cleared.is_none();
+        (bad && pod.revision.as_ref().is_some_and(of))
+            || (rollout.spec.rollback_of.is_none() && of(&newest.hash))
     };
     let spared = || {
         let version = DriverVersion::from_image(&pod.image);
         goes_back(snapshot, done)
             && version.is_some_and(|version| daemon_set.driver_version.as_ref() == Some(&version))
-            && !rollouts(snapshot, done).into_values().any(is_bad)
+            && !rollouts(snapshot, done).into_values().any(has_to_go)
     };
     known.then(|| pod.revision.as_ref() == Some(&newest.hash) || spared())
 }

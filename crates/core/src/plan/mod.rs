@@ -138,7 +138,7 @@ pub struct Verdict {
     pub reason: Reason,
     /// Since when, as far as that is written down.
     pub since: Option<Timestamp>,
-    /// Whether its driver pod is of the target revision.
+    /// Whether its driver pod is of the target revision, or is left alone as it is.
     pub in_sync: bool,
 }
 

@@ -77,10 +77,7 @@ impl<'a> View<'a> {
         let wanted = Wanted { target: &target, version };
         let rollout = super::rollout::current(snapshot, pool, &target);
         let begun = rollout.as_ref().and_then(|name| snapshot.rollouts.get(name));
-        let goes_back = match begun {
-            Some(begun) => begun.spec.rollback_of.is_some(),
-            None => rollback::taken_back(snapshot, pool, wanted).is_some(),
-        };
+        let goes_back = rollback::goes_back(snapshot, pool, begun, wanted);
         let others = pools.iter().filter(|other| other.name != pool.name);
         let others = others.filter_map(|other| other.policy.as_ref().ok());
         let (siblings, rivals) = others.partition(|other| other.driver == pool.driver);

@@ -53,7 +53,8 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
             (None, None) => Decision::act(starting, release_safe_load(view, member)),
         };
     }
-    if matches!(sync, Freshness::Outdated | Freshness::Orphaned) || retried {
+    let left_alone = member.spared().is_some() && !member.driver_ready;
+    if matches!(sync, Freshness::Outdated | Freshness::Orphaned) || retried || left_alone {
         return restart(view, member, walk, pod, until);
     }
     if ran_out(view, until) {

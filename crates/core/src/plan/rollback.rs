@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 
 use super::pool::{View, daemon_sets};
-use super::rollout::{has_target, may_write, name, newest, rollouts};
+use super::rollout::{has_target, is_over, may_write, name, newest, rollouts};
 use super::{Plan, PoolPlan};
 use crate::action::{Action, PutBack};
 use crate::api::{OnFailure, Previous, RollbackStatus, stamp};
@@ -100,7 +100,13 @@ fn parsed(version: Option<&str>) -> Option<DriverVersion> {
 
 /// The number of the rollout that a new one towards what is wanted would take back.
 pub(super) fn taken_back(snapshot: &Snapshot, pool: &Pool, wanted: Wanted<'_>) -> Option<u32> {
-    let (number, rollout) = newest(snapshot, pool)?;
+    let (mut number, mut rollout) = newest(snapshot, pool)?;
+    // The version that comes back may be rendered once more before all nodes have it.
+    if let Some(bad) =
+        rollout.spec.rollback_of.as_deref().filter(|_| !rollout.status.as_ref().is_some_and(is_over))
+    {
+        (number, rollout) = (super::rollout::number(pool, bad)?, snapshot.rollouts.get(bad)?);
+    }
     let previous = rollout.spec.previous.as_ref()?;
     let same_version =
         wanted.version.is_some() && parsed(previous.version.as_deref()).as_ref() == wanted.version;
@@ -115,39 +121,66 @@ fn is_same(recorded: &BTreeMap<String, String>, target: &Target) -> bool {
         .eq(target.iter().map(|(k, v)| (k.as_str(), v.as_str())))
 }
 
-/// On the way back: a driver of the wanted version stays as it is, whatever template it came with; only what a rollout
-/// brought that went wrong has to go.
+/// Nodes go back to what ran before a version that was taken back. While nobody can tell what is wanted, the newest rollout
+/// stands for it.
+pub(super) fn goes_back(
+    snapshot: &Snapshot,
+    pool: &Pool,
+    begun: Option<&Rollout>,
+    wanted: Wanted<'_>,
+) -> bool {
+    let is_way_back = |rollout: &Rollout| rollout.spec.rollback_of.is_some();
+    match begun {
+        Some(begun) => is_way_back(begun),
+        None if wanted.target.is_empty() => {
+            newest(snapshot, pool).is_some_and(|(_, newest)| is_way_back(newest))
+        }
+        None => taken_back(snapshot, pool, wanted).is_some(),
+    }
+}
+
+/// On the way back: a driver of the wanted version stays as it is if only its template is another one, which nobody has
+/// rolled out before. What a rollout brought that went wrong has to go.
 pub(super) fn spares(view: &View<'_>, pod: &Pod, ds: &DaemonSet) -> bool {
     let same = || ds.driver_version.is_some() && DriverVersion::from_image(&pod.image) == ds.driver_version;
+    let hash = view.targets.get(&ds.uid).copied().flatten();
+    let wanted_before = |rollout: &Rollout| {
+        let of = rollout.spec.target.get(ds.name.name.as_ref()).map(String::as_str);
+        rollout.spec.rollback_of.is_none() && of.is_some() && of == hash.map(RevisionHash::as_str)
+    };
     let came_with = |rollout: &Rollout| {
         pod.revision.as_ref().is_none_or(|revision| is_new(rollout, &ds.name.name, revision))
     };
-    let bad =
-        || rollouts(view.snapshot, view.pool).any(|(_, rollout)| rollout.went_wrong() && came_with(rollout));
-    view.goes_back && same() && !bad()
+    let has_to_go =
+        |rollout: &Rollout| wanted_before(rollout) || (!is_forgivable(rollout) && came_with(rollout));
+    view.goes_back && same() && !rollouts(view.snapshot, view.pool).any(|(_, rollout)| has_to_go(rollout))
 }
 
-/// What most driver pods are of that are not of the new revision.
+/// What most driver pods are of that are not of the new revision. A DaemonSet all of whose pods are of it did not change.
 pub(super) fn previous(snapshot: &Snapshot, pool: &Pool, wanted: Wanted<'_>) -> Option<Previous> {
-    let mut found = Previous::default();
+    let (mut found, mut unchanged) = (Previous::default(), BTreeMap::new());
     for ds in daemon_sets(snapshot, pool.policy.as_ref().ok()?) {
         let target = wanted.target.get(ds.name.name.as_ref());
         let mut counts: BTreeMap<&RevisionHash, (usize, &str)> = BTreeMap::new();
         for pod in snapshot.pods.values().flat_map(BTreeMap::values) {
             let owned = pod.owner.as_ref().is_some_and(|owner| owner.uid == ds.uid);
-            if let Some(hash) = pod.revision.as_ref().filter(|hash| owned && Some(*hash) != target) {
+            if let Some(hash) = pod.revision.as_ref().filter(|_| owned) {
                 let count = counts.entry(hash).or_insert((0, &pod.image));
                 count.0 += 1;
             }
         }
+        let current = target.filter(|target| counts.remove(target).is_some());
         let Some((hash, (_, image))) = counts.into_iter().max_by_key(|(_, (count, _))| *count) else {
+            unchanged.extend(current.map(|hash| (ds.name.name.to_string(), hash.to_string())));
             continue;
         };
         found.target.insert(ds.name.name.to_string(), hash.to_string());
         let version = DriverVersion::from_image(image).map(|version| version.to_string());
         found.version = found.version.or(version);
     }
-    (!found.target.is_empty()).then_some(found)
+    let changed = !found.target.is_empty();
+    found.target.extend(unchanged);
+    changed.then_some(found)
 }
 
 /// The rollback that the rollout of the wanted version says it is in, or that it begins now.

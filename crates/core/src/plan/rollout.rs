@@ -109,7 +109,9 @@ pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &m
         };
         let has_to_move = |v: &Verdict| waits(v) || v.state.in_flight();
         let may = done.status == PoolStatus::Active && condemned.is_none();
-        if may && done.nodes.values().any(has_to_move) {
+        // A way back is written down even if no node has to go it: what comes after it is no way back any more.
+        let goes_back = || rollback::taken_back(snapshot, pool, wanted).is_some();
+        if may && (done.nodes.values().any(has_to_move) || goes_back()) {
             create(snapshot, pool, done, newest.map_or(1, |(number, _)| number + 1), plan);
         }
         return;
@@ -197,7 +199,7 @@ fn freeze(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan) {
     }
 }
 
-fn is_over(status: &RolloutStatus) -> bool {
+pub(super) fn is_over(status: &RolloutStatus) -> bool {
     use RolloutPhase::{Aborted, Done, Failed, RolledBack, Superseded};
     matches!(status.phase, Done | Failed | Superseded | Aborted | RolledBack)
 }

@@ -61,7 +61,7 @@ impl Reason {
 pub fn next(about: &About<'_>) -> Option<Next> {
     let what = match about.reason() {
         Reason::UpToDate => return None,
-        Reason::SameVersion { .. } => "the next version brings it the newest template too".to_owned(),
+        Reason::SameVersion { .. } => "the next rollout brings it the newest template too".to_owned(),
         Reason::DriverNotReady { .. } => {
             "the node counts as done again when the pod is ready; it is not restarted by itself".to_owned()
         }

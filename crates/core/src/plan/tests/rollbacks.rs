@@ -214,6 +214,80 @@ fn a_person_may_ask_for_the_newest_template_where_it_was_left_alone() {
     assert_eq!(nodes(&fleet)[0], "gpu-1 upgrade-done old-again", "{}", fleet.screen());
 }
 
+/// The version before comes back with another template, once more: still the same way back.
+#[test]
+fn a_way_back_that_is_rendered_again_half_way_leaves_the_same_nodes_alone() {
+    let mut fleet = fleet(&json!({"stages": [{"name": "all", "maxParallelUpgrades": 1}]}));
+    while nodes(&fleet).iter().filter(|node| node.ends_with(" new")).count() < 3 {
+        fleet.step();
+    }
+    fleet.renders = Some("old-again");
+    say(&mut fleet, "gpu-1", false);
+    while !nodes(&fleet).iter().any(|node| node.ends_with(" old-again")) {
+        fleet.step();
+    }
+    fleet.publish("gpu", 20, "old-once-more");
+    fleet.live(2 * 3600);
+    let of = |end: &str| nodes(&fleet).iter().filter(|node| node.ends_with(end)).count();
+    assert_eq!((of(" old"), of(" new")), (3, 0), "{}", fleet.screen());
+    let rollouts = fleet.snapshot.rollouts.values().map(|rollout| rollout.spec.rollback_of.as_deref());
+    assert_eq!(rollouts.collect::<Vec<_>>(), [None, Some("gpu-1"), Some("gpu-1")]);
+    assert_eq!((4..=6).filter(|n| touched(&fleet, &format!("gpu-{n}"))).count(), 0);
+}
+
+/// Nobody had started; a new template of the same version comes later, and is rolled out like any other.
+#[test]
+fn what_comes_after_a_way_back_is_no_way_back() {
+    let mut fleet = fleet(&json!({}));
+    fleet.node_mut(CANARY).ready = false;
+    fleet.live(60);
+    say(&mut fleet, "gpu-1", false);
+    fleet.live(3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::RolledBack, RolloutPhase::Done]);
+    fleet.node_mut(CANARY).ready = true;
+    fleet.publish("gpu", 20, "old-with-options");
+    fleet.live(24 * 3600);
+    let moved = nodes(&fleet).iter().filter(|node| node.ends_with("upgrade-done old-with-options")).count();
+    assert_eq!(moved, 6, "{}", fleet.screen());
+}
+
+/// A template of the same version was half rolled out when a version came that went wrong: the other half still needs it.
+#[test]
+fn a_template_that_was_on_its_way_before_still_reaches_every_node() {
+    let mut fleet = fleet(&json!({"stages": [{"name": "all", "maxParallelUpgrades": 1}]}));
+    fleet.publish("gpu", 20, "old-with-options");
+    fleet.daemon_set_mut().driver_version = Some("560.35.03".parse().unwrap());
+    while nodes(&fleet).iter().filter(|node| node.ends_with(" old-with-options")).count() < 3 {
+        fleet.step();
+    }
+    fleet.publish("gpu", 21, NEW);
+    fleet.daemon_set_mut().driver_version = Some("565.57.01".parse().unwrap());
+    while !nodes(&fleet).iter().any(|node| node.ends_with(" new")) {
+        fleet.step();
+    }
+    fleet.renders = Some("old-with-options");
+    let newest = fleet.snapshot.rollouts.keys().next_back().unwrap().clone();
+    say(&mut fleet, &newest, false);
+    fleet.live(3 * 3600);
+    let moved = nodes(&fleet).iter().filter(|node| node.ends_with("upgrade-done old-with-options")).count();
+    assert_eq!(moved, 6, "{}", fleet.screen());
+}
+
+#[test]
+fn a_driver_that_would_be_left_alone_but_is_not_ready_is_replaced_in_its_visit() {
+    let mut fleet = fleet(&json!({"stages": [{"name": "all", "maxParallelUpgrades": 1}]}));
+    while !nodes(&fleet).iter().any(|node| node.ends_with(" new")) {
+        fleet.step();
+    }
+    let broken = nodes(&fleet).iter().find(|node| node.ends_with("upgrade-required old")).unwrap().clone();
+    let broken = broken.split(' ').next().unwrap().to_owned();
+    fleet.driver_mut(&broken).ready = false;
+    fleet.renders = Some("old-again");
+    say(&mut fleet, "gpu-1", false);
+    fleet.live(3 * 3600);
+    assert!(nodes(&fleet).contains(&format!("{broken} upgrade-done old-again")), "{}", fleet.screen());
+}
+
 #[test]
 fn what_a_bad_rollout_brought_goes_even_if_its_version_is_the_same() {
     let mut fleet = fleet(&json!({}));
