@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::linux::CHROOT_NAME;
@@ -225,18 +225,20 @@ impl DriverManager {
 
 /// What the driver manager is told by a container's environment, for a container that is no process of its own.
 pub fn settings_in(environment: &[(String, String)]) -> Result<Settings, Failure> {
-    let command = Agent::command();
-    let known =
-        || command.find_subcommand("driver-manager").into_iter().flat_map(clap::Command::get_arguments);
-    let flag = |(name, value): &(String, String)| {
-        let named = known().find(|flag| flag.get_env() == Some(OsStr::new(name)))?;
-        Some(OsString::from(format!("--{}={value}", named.get_long()?)))
-    };
-    let whole = ["driver-manager", "uninstall_driver"].map(OsString::from).into_iter();
-    match &read(whole.chain(environment.iter().filter_map(flag))) {
-        Ok(Called::Agent(agent)) if let AgentCommand::DriverManager(manager) = &agent.which => {
-            manager.settings()
-        }
+    let (command, mut given) =
+        (Agent::command(), vec!["pitcrew-node".to_owned(), "driver-manager".to_owned()]);
+    let manager = command.find_subcommand("driver-manager").into_iter();
+    for flag in manager.flat_map(clap::Command::get_arguments) {
+        let set = environment.iter().find(|(name, _)| flag.get_env() == Some(OsStr::new(name)));
+        given.extend(set.zip(flag.get_long()).map(|((_, value), long)| format!("--{long}={value}")));
+    }
+    // Whatever the environment of this process says is not meant.
+    let command = command.mut_subcommand("driver-manager", |manager| {
+        manager.mut_args(|flag| flag.env(clap::builder::Resettable::Reset))
+    });
+    let matches = command.try_get_matches_from(given);
+    match matches.and_then(|matches| Agent::from_arg_matches(&matches)).map(|agent| agent.which) {
+        Ok(AgentCommand::DriverManager(manager)) => manager.settings(),
         Ok(_) => Err(Failure::Usage("not a driver manager".to_owned())),
         Err(error) => Err(Failure::Usage(error.to_string())),
     }

@@ -293,9 +293,14 @@ fn trouble(status: &wire::PodStatus) -> Option<Trouble> {
             (Some(waiting), _)
                 if !matches!(waiting.reason.as_str(), "" | "ContainerCreating" | "PodInitializing") =>
             {
-                (waiting.reason.as_str(), last_words(container).unwrap_or(&waiting.message))
+                // How it ended tells more than that it is started again later.
+                let crashed = container.last_state.terminated.as_ref();
+                let crashed = crashed.filter(|_| waiting.reason == "CrashLoopBackOff").and_then(last_words);
+                (waiting.reason.as_str(), crashed.unwrap_or(&waiting.message))
             }
-            (_, Some(end)) if end.exit_code != 0 => (end.reason.as_str(), end.message.as_str()),
+            (_, Some(end)) if end.exit_code != 0 => {
+                (end.reason.as_str(), last_words(end).unwrap_or_default())
+            }
             _ => return None,
         };
         Some(Trouble {
@@ -307,10 +312,9 @@ fn trouble(status: &wire::PodStatus) -> Option<Trouble> {
     })
 }
 
-/// What a container said when it last ended, which tells more than that it is started again later.
-fn last_words(container: &wire::ContainerStatus) -> Option<&str> {
-    let end = container.last_state.terminated.as_ref().filter(|end| end.exit_code != 0)?;
-    let line = end.message.lines().rev().find(|line| !line.trim().is_empty())?.trim();
+/// The last line that a container left behind.
+fn last_words(end: &wire::Terminated) -> Option<&str> {
+    let line = end.message.lines().rev().map(str::trim).find(|line| !line.is_empty())?;
     Some(line.char_indices().nth(LAST_WORDS_MAX).map_or(line, |(end, _)| &line[..end]))
 }
 

@@ -1,12 +1,12 @@
 //! Pitcrew's own agents in simulated driver pods: the real programs, on machines in memory.
 //!
 //! The driver manager is the pod's init container: it runs while the kubelet holds the main container back, is told to end
-//! when the pod is deleted, dies with its machine, and is started again after a failure as a kubelet does it. `finish` runs
-//! beside the driver's container from when that is up.
+//! when the pod is deleted, and is started again after a failure, or when its machine has booted, as a kubelet does it.
+//! `finish` runs beside the driver's container.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -88,20 +88,21 @@ impl Attempts {
 
     /// Takes up what has come to its end.
     fn settle(&mut self, now: Instant) {
-        if self.again_at.take_if(|at| *at <= now).is_some() {
+        let again = self.again_at.take_if(|at| *at <= now).is_some();
+        if again && matches!(self.progress, Progress::Failed(_)) {
             self.progress = Progress::Due;
         }
         let Some(failure) = self.runs.as_mut().and_then(|running| running.end.try_recv().ok()) else {
             return;
         };
-        match (self.runs.take().map(|ended| ended.program), failure) {
-            (Some(Program::Uninstall), None) => self.progress = Progress::Done,
-            (Some(Program::Uninstall), Some(sentence)) => {
-                self.progress = Progress::Failed(sentence);
-                self.again_at = Some(now + back_off(self.failures));
-                self.failures += 1;
-            }
-            // It is a container of its own: what it cannot do now it does when it is started again.
+        let program = self.runs.take().map(|ended| ended.program);
+        if failure.is_some() {
+            self.again_at = Some(now + back_off(self.failures));
+            self.failures += 1;
+        }
+        match (program, failure) {
+            (Some(Program::Uninstall), Some(sentence)) => self.progress = Progress::Failed(sentence),
+            (Some(Program::Uninstall), None) => (self.progress, self.failures) = (Progress::Done, 0),
             (_, failure) => self.finished = failure.is_none(),
         }
     }
@@ -122,13 +123,13 @@ impl Agents {
 
     /// How far a pod's driver manager is.
     pub(super) fn progress(&mut self, key: &Key, uid: &str, boot: u32, now: Instant) -> Progress {
-        match self.pods.get_mut(key).filter(|pod| pod.uid == uid && pod.boot == boot) {
-            None => Progress::Due,
-            Some(attempts) => {
-                attempts.settle(now);
-                attempts.progress.clone()
-            }
-        }
+        let attempts = match self.pods.entry(key.clone()) {
+            Entry::Occupied(known) if known.get().uid == uid && known.get().boot == boot => known.into_mut(),
+            // What ran in an earlier boot died with it.
+            other => other.insert_entry(Attempts::new(uid.to_owned(), boot)).into_mut(),
+        };
+        attempts.settle(now);
+        attempts.progress.clone()
     }
 
     /// When a driver manager that failed is started again.
@@ -138,29 +139,35 @@ impl Agents {
 
     /// Starts the driver manager of a pod, unless it runs.
     pub(super) fn uninstall(&mut self, way: &Way, key: &Key, pod: &Pod, place: Place<'_>) {
-        let uid = pod.metadata.uid.clone().unwrap_or_default();
-        let known = self.pods.get(key).is_some_and(|known| known.uid == uid && known.boot == place.boot);
-        if !known {
-            self.pods.insert(key.clone(), Attempts::new(uid, place.boot));
-        }
         self.start(way, key, pod, place, Program::Uninstall);
     }
 
-    /// A driver's container is ready: its driver is loaded, and `finish` may look at it.
-    pub(super) fn driver_is_up(&mut self, way: &Way, key: &Key, pod: &Pod, place: Place<'_>) {
-        let digest = environment(pod).into_iter().find(|(name, _)| name == CONFIG_DIGEST_ENV);
+    /// Starts `finish`, which runs beside the driver's container from its first moment, unless it runs or has done its work.
+    pub(super) fn finish(&mut self, way: &Way, key: &Key, pod: &Pod, place: Place<'_>) {
+        let due = |pod: &Attempts| pod.progress == Progress::Done && !pod.finished && pod.again_at.is_none();
+        if self.pods.get(key).is_some_and(due) {
+            self.start(way, key, pod, place, Program::Finish);
+        }
+    }
+
+    /// Another driver than a pod's own is still loaded.
+    pub(super) fn is_in_the_way(pod: &Pod, place: Place<'_>) -> bool {
+        let machine = place.host().machine();
+        let installed = machine.files.get(&Settings::default().paths.state_file).cloned();
+        machine.modules.contains_key("nvidia") && installed != digest(pod)
+    }
+
+    /// A driver's container is ready: its driver is loaded.
+    pub(super) fn driver_is_up(pod: &Pod, place: Place<'_>) {
         let modules = place.machines.modules.clone();
         place.host().change(|machine| {
             if machine.files.contains_key(DRIVER_READY) {
                 return;
             }
-            machine.install(&digest.map(|(_, digest)| digest).unwrap_or_default());
+            machine.install(&digest(pod).unwrap_or_default());
             modules.iter().for_each(|module| machine.load(module, Some("nvidia")));
             machine.file(DRIVER_READY, "");
         });
-        if self.pods.get(key).is_some_and(|pod| !pod.finished) {
-            self.start(way, key, pod, place, Program::Finish);
-        }
     }
 
     /// A driver's container is not ready, or no more.
@@ -243,8 +250,9 @@ impl Place<'_> {
     }
 }
 
-/// The longest that a kubelet waits for an agent to end.
-pub(super) const GRACE: Duration = Duration::from_secs(30);
+fn digest(pod: &Pod) -> Option<String> {
+    environment(pod).into_iter().find(|(name, _)| name == CONFIG_DIGEST_ENV).map(|(_, digest)| digest)
+}
 
 /// What the driver manager's container is told.
 fn environment(pod: &Pod) -> Vec<(String, String)> {

@@ -24,10 +24,14 @@ impl Clock {
 
     /// The time now, cut to a second as Kubernetes stores it.
     pub(super) fn now(&self) -> Time {
-        let passed = Instant::now().saturating_duration_since(self.started);
         // Cut after the sum: cut before it, these actors would live up to a second behind everybody else.
-        let now = self.epoch.saturating_add(passed).unwrap_or(self.epoch);
-        Time(Timestamp::from_second(now.as_second()).unwrap_or(self.epoch))
+        Time(Timestamp::from_second(self.exactly().as_second()).unwrap_or(self.epoch))
+    }
+
+    /// The time now.
+    pub(super) fn exactly(&self) -> Timestamp {
+        let passed = Instant::now().saturating_duration_since(self.started);
+        self.epoch.saturating_add(passed).unwrap_or(self.epoch)
     }
 
     /// When `time` is (or was) on tokio's clock; moments before the start count as the start.

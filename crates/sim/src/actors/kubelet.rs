@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::agents::{Agents, GRACE, Place as Under};
+use super::agents::{Agents, Place as OnMachine};
 use super::behaviour::Behaviour;
 use super::cache::{Cache, Change, Index, Informer, Key, Source};
 use super::clients::{GPU, is_device_plugin, is_operand, offer};
@@ -190,27 +190,45 @@ impl Kubelets {
     }
 
     /// Calls `act` with the machine under a node, where driver pods run our own agents.
-    fn on_machine(&mut self, node: &str, act: impl FnOnce(&mut Self, Under<'_>)) {
+    fn on_machine(&mut self, node: &str, act: impl FnOnce(&mut Self, OnMachine<'_>)) {
         let Some(machines) = self.behaviour.borrow().agents.clone() else { return };
-        let (boot, now) = (self.boot(node), self.clock.now().0);
-        act(self, Under { node, boot, now, machines: &machines });
+        let (boot, now) = (self.boot(node), self.clock.exactly());
+        act(self, OnMachine { node, boot, now, machines: &machines });
     }
 
     /// Tells the machine who has its driver open.
     fn count_users(&mut self, node: &str) {
+        if node.is_empty() {
+            return;
+        }
         self.on_machine(node, |kubelets, under| {
             Agents::opened(under, &kubelets.users_on(node));
         });
     }
 
-    /// Lets our own driver manager work while it holds a driver pod back, and the driver be loaded when it is up.
+    /// Lets our own driver manager work while it holds a driver pod back, and `finish` afterwards; the driver is loaded when
+    /// its container is ready.
     fn run_agents(&mut self, key: &Key, pod: &Pod, node: &str, held: bool) {
         let up = self.lives.get(key).is_some_and(|life| life.ready);
-        self.on_machine(node, |Self { agents, way, .. }, under| match () {
-            () if held => agents.uninstall(way, key, pod, under),
-            () if up => agents.driver_is_up(way, key, pod, under),
-            () => Agents::driver_is_down(under),
+        self.on_machine(node, |Self { agents, way, .. }, under| {
+            if up {
+                Agents::driver_is_up(pod, under);
+            } else {
+                Agents::driver_is_down(under);
+            }
+            if held {
+                agents.uninstall(way, key, pod, under);
+            } else {
+                agents.finish(way, key, pod, under);
+            }
         });
+    }
+
+    /// A driver does not come up over another one that nobody has unloaded.
+    fn finds_another_driver(&mut self, pod: &Pod, node: &str) -> bool {
+        let mut found = false;
+        self.on_machine(node, |_, under| found = Agents::is_in_the_way(pod, under));
+        found
     }
 
     /// Brings a pod to where it is in its life by now, and tells.
@@ -229,6 +247,9 @@ impl Kubelets {
         let place = Place { node: &name, seed: self.seed, version };
         let mut course = course(&self.behaviour.borrow(), pod, place, driver.as_deref());
         let obstacle = self.obstacle(key, pod, node, run.as_ref());
+        if role(pod) == Role::Driver && obstacle.is_none() && self.finds_another_driver(pod, &name) {
+            course = Course::Crash { start: course.start(), after: Duration::ZERO };
+        }
         let machine = Machine { driver: driver.as_deref(), run: run.as_ref(), boot, driver_restarts };
         let begin = || Life::of(pod, time.clone(), machine);
         let life = self.lives.entry(key.clone()).or_insert_with(begin);
@@ -310,7 +331,7 @@ impl Kubelets {
         let since = *self.stopping.entry(key.clone()).or_insert(now);
         let grace =
             pod.metadata.deletion_grace_period_seconds.and_then(|seconds| u64::try_from(seconds).ok());
-        let grace_time = grace.map_or(GRACE, Duration::from_secs);
+        let grace_time = Duration::from_secs(grace.unwrap_or(30));
         let ends = self.agents.stop(key, now);
         let wait = if ends { grace_time } else { self.stop_time(pod).min(grace_time) };
         if now < since + wait {
@@ -320,6 +341,11 @@ impl Kubelets {
         // Somebody else's finalizer holds what is left of it.
         if grace == Some(0) && pod.finalizers().iter().any(|finalizer| !finalizer.is_empty()) {
             return None;
+        }
+        // Its programs end before anybody is told that it is gone.
+        if let Some(node) = node_of(pod).filter(|_| self.behaviour.borrow().agents.is_some()) {
+            self.lives.get_mut(key).into_iter().for_each(Life::end);
+            self.count_users(node);
         }
         Some(Write::delete(&self.way, pod.as_ref(), Some(0)))
     }

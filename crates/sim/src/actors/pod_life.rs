@@ -239,6 +239,11 @@ impl Life {
         self.stage == Stage::Over
     }
 
+    /// Its containers have ended.
+    pub(super) fn end(&mut self) {
+        (self.ready, self.stage) = (false, Stage::Over);
+    }
+
     /// The kubelet ends a pod that has been active for longer than it may.
     pub(super) fn expire(&mut self, time: &Time) {
         self.container = match self.container {

@@ -2,6 +2,7 @@
 //! and where somebody else's is at work.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -9,7 +10,8 @@ use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
 use kube::ResourceExt;
-use kube::api::ListParams;
+use kube::api::{ListParams, Patch, PatchParams};
+use pitcrew_agent::fake::FakeHost;
 use pitcrew_core::contract::{AGENT_CORDON_ANNOTATION, DEFAULT_LABEL_DOMAIN, Keys, State};
 use serde_json::{Value, json};
 
@@ -32,9 +34,11 @@ pub(super) fn all() -> Vec<Scenario> {
         on(Machines::default(), "our-driver-manager-under-our-controller", managed(), |s| {
             under_controller(s).boxed()
         }),
-        on(Machines::default(), "our-driver-manager-alone", alone(&json!({})), |s| by_itself(s).boxed()),
+        on(Machines::default(), "our-driver-manager-alone", alone(&json!({})), |s| {
+            by_itself(s, false).boxed()
+        }),
         on(Machines::default(), "our-driver-manager-alone-with-an-early-uncordon", alone(&early()), |s| {
-            by_itself(s).boxed()
+            by_itself(s, true).boxed()
         }),
         on(
             Machines::default(),
@@ -42,7 +46,7 @@ pub(super) fn all() -> Vec<Scenario> {
             alone(&json!({})),
             |s| under_another(s).boxed(),
         ),
-        on(pinned, "gdrdrv-pins-module", managed(), |s| under_controller(s).boxed()),
+        on(pinned, "gdrdrv-pins-module", managed(), |s| with_pinned_module(s).boxed()),
         on(busy, "a-busy-module-is-told-of-and-waited-for", managed(), |s| waits_for_program(s).boxed()),
         on(Machines::default(), "dra-reboot-deadlock", with_claims(), |s| reboots_with_claims(s).boxed()),
         on(Machines::default(), "a-missing-image-leaves-the-node-out", alone(&json!({})), |s| {
@@ -85,12 +89,17 @@ async fn nodes(stage: &Stage) -> Result<Vec<Node>, Broken> {
     Ok(api.list(&ListParams::default()).await?.items)
 }
 
+fn paused(nodes: &[Node]) -> Vec<&String> {
+    let labels = nodes.iter().flat_map(|node| node.labels());
+    labels.filter(|(_, value)| value.contains(PAUSED)).map(|(key, _)| key).collect()
+}
+
 /// Everything is where it was: no operand paused, no cordon, no record of the driver manager.
 async fn left_nothing(stage: &Stage) -> Outcome {
-    for node in nodes(stage).await? {
-        let paused: Vec<&String> =
-            node.labels().iter().filter(|(_, value)| value.contains(PAUSED)).map(|(key, _)| key).collect();
-        must(paused.is_empty(), || format!("{}: paused are {paused:?}", node.name_any()))?;
+    let nodes = nodes(stage).await?;
+    let paused = paused(&nodes);
+    must(paused.is_empty(), || format!("paused are {paused:?}"))?;
+    for node in nodes {
         let record = node.annotations().get(AGENT_CORDON_ANNOTATION);
         must(record.is_none(), || format!("{}: left is {record:?}", node.name_any()))?;
     }
@@ -140,17 +149,37 @@ async fn under_controller(stage: &mut Stage) -> Outcome {
     stage.until_done().await?;
     until_versions(stage, &[NEW, NEW]).await?;
     stage.until_pods_ready(TEAM, 2).await?;
-    let told = said(stage, "gpu-01").await?;
-    must(told.is_empty(), || format!("the driver manager had something to say: {told:?}"))?;
+    for node in ["gpu-01", "gpu-02"] {
+        let told = said(stage, node).await?;
+        must(told.is_empty(), || format!("the driver manager of {node} had something to say: {told:?}"))?;
+        unloaded(stage, node, "nvidia")?;
+    }
     left_nothing(stage).await?;
     whole_walks(stage, &stage.trace())
+}
+
+async fn with_pinned_module(stage: &mut Stage) -> Outcome {
+    under_controller(stage).await?;
+    unloaded(stage, "gpu-01", "gdrdrv")?;
+    unloaded(stage, "gpu-02", "gdrdrv")
+}
+
+fn host(stage: &Stage, node: &str) -> Result<Arc<FakeHost>, Broken> {
+    let machines = stage.behaviour().get().agents.unwrap_or_default();
+    machines.hosts.get(node).ok_or_else(|| Broken(format!("there is no machine under {node}")))
+}
+
+/// The driver manager of a node has removed a module.
+fn unloaded(stage: &Stage, node: &str, module: &str) -> Outcome {
+    let calls = host(stage, node)?.calls();
+    must(calls.contains(&format!("remove module {module}")), || format!("{node}: {calls:#?}"))
 }
 
 /// The documented installation without an upgrade controller: the operator takes its marks off the nodes.
 async fn switch_off(stage: &Stage) -> Outcome {
     stage.set_upgrade_policy(json!({"autoUpgrade": false})).await?;
     // What is under way may be answered; then nothing moves.
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
     let enabled = Keys::new(&"gpu".into(), DEFAULT_LABEL_DOMAIN).enabled;
     for node in ["gpu-01", "gpu-02"] {
         let marks = json!({"annotations": {&enabled: null}, "labels": {STATE_LABEL: null}});
@@ -159,15 +188,19 @@ async fn switch_off(stage: &Stage) -> Outcome {
     Ok(())
 }
 
-/// A person deletes one driver pod after the other, as documented; the node comes back with its driver.
-async fn by_itself(stage: &mut Stage) -> Outcome {
+/// A person deletes one driver pod after the other, as documented; the node comes back with its driver, or before it.
+async fn by_itself(stage: &mut Stage, early: bool) -> Outcome {
+    stage.behaviour().change(|behaviour| behaviour.timing.driver_start = Duration::from_secs(5));
     switch_off(stage).await?;
     stage.set_version(NEW).await?;
     for (node, then) in [("gpu-01", [NEW, OLD]), ("gpu-02", [NEW, NEW])] {
         stage.delete::<Pod>(NAMESPACE, &stage.driver_pod(node).await?).await?;
         stage.until("the node is emptied", |scene| scene.cordoned.contains(node)).await?;
-        until_versions(stage, &then).await?;
         stage.until("the node is given back", |scene| scene.cordoned.is_empty()).await?;
+        let up = ready_versions(stage).await?.get(node).is_some_and(|version| version == NEW);
+        must(up != early, || format!("{node} takes work, and its driver is up: {up}"))?;
+        until_versions(stage, &then).await?;
+        unloaded(stage, node, "nvidia")?;
     }
     stage.until_pods_ready(TEAM, 2).await?;
     left_nothing(stage).await
@@ -185,11 +218,15 @@ async fn under_another(stage: &mut Stage) -> Outcome {
     for node in ["gpu-01", "gpu-02"] {
         stage.delete::<Pod>(NAMESPACE, &stage.driver_pod(node).await?).await?;
     }
-    let failed = async || {
-        let told = said(stage, "gpu-01").await?;
-        Ok(told.iter().any(|line| line.contains("cannot be unloaded")).then_some(()))
-    };
-    stage.poll("the driver manager says who has the driver open", failed).await?;
+    for node in ["gpu-01", "gpu-02"] {
+        let failed = async || {
+            let told = said(stage, node).await?;
+            Ok(told.iter().any(|line| line.contains("cannot be unloaded")).then_some(()))
+        };
+        stage.poll("the driver manager says who has the driver open", failed).await?;
+        let modules = host(stage, node)?.machine().modules;
+        must(modules.len() == 4, || format!("{node}: left of the driver is {modules:?}"))?;
+    }
     must(stage.pods(TEAM).await? == before, || "work was moved".to_owned())?;
     must(stage.scene().cordoned.is_empty(), || "a node was cordoned".to_owned())?;
     // Now it has.
@@ -209,6 +246,10 @@ async fn waits_for_program(stage: &mut Stage) -> Outcome {
     stage.set_version(NEW).await?;
     stage.until_reason("gpu-01", "(nv-hostengine) has /dev/nvidia0 open").await?;
     must(stage.scene().cordoned.contains("gpu-01"), || "the node takes work".to_owned())?;
+    let told = said(stage, "gpu-01").await?;
+    must(told.iter().any(|line| line.contains("nv-hostengine")), || format!("it said only {told:?}"))?;
+    let back = async || Ok(paused(&nodes(stage).await?).is_empty().then_some(()));
+    stage.poll("the operands are back while it waits", back).await?;
     stage.behaviour().change(|behaviour| behaviour.agents.iter_mut().for_each(|ours| ours.programs.clear()));
     stage.until_done().await?;
     until_versions(stage, &[NEW, NEW]).await?;
@@ -222,6 +263,10 @@ async fn reboots_with_claims(stage: &mut Stage) -> Outcome {
     stage
         .create::<ResourceClaim>(DEFAULT, json!({"metadata": {"name": "gpu"}, "spec": {"devices": {}}}))
         .await?;
+    let result = json!({"request": "r", "driver": "gpu.nvidia.com", "pool": "gpu-01", "device": "gpu-0"});
+    let status = json!({"status": {"allocation": {"devices": {"results": [result]}}}});
+    let api = Api::<ResourceClaim>::namespaced(stage.cluster().admin.clone(), DEFAULT);
+    api.patch_status("gpu", &PatchParams::default(), &Patch::Merge(status)).await?;
     let pod = json!({
         "nodeName": "gpu-01",
         "resourceClaims": [{"name": "gpu", "resourceClaimName": "gpu"}],
