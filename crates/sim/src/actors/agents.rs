@@ -165,7 +165,9 @@ impl Agents {
                 return;
             }
             machine.install(&digest(pod).unwrap_or_default());
-            modules.iter().for_each(|module| machine.load(module, Some("nvidia")));
+            for module in &modules {
+                machine.load(module, Some("nvidia"));
+            }
             machine.file(DRIVER_READY, "");
         });
     }

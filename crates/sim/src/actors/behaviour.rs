@@ -185,7 +185,10 @@ impl GateOutcome {
 
 /// The machines under the nodes, in memory.
 #[derive(Clone, Debug, Default)]
-pub struct Hosts(Arc<Mutex<BTreeMap<String, (u32, Arc<FakeHost>)>>>);
+pub struct Hosts(Arc<Mutex<HostsByNode>>);
+
+/// Each with the boot that it is in.
+type HostsByNode = BTreeMap<String, (u32, Arc<FakeHost>)>;
 
 impl PartialEq for Hosts {
     fn eq(&self, other: &Self) -> bool {
@@ -214,7 +217,7 @@ impl Hosts {
         self.all().remove(node);
     }
 
-    fn all(&self) -> MutexGuard<'_, BTreeMap<String, (u32, Arc<FakeHost>)>> {
+    fn all(&self) -> MutexGuard<'_, HostsByNode> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -90,7 +90,7 @@ async fn nodes(stage: &Stage) -> Result<Vec<Node>, Broken> {
 }
 
 fn paused(nodes: &[Node]) -> Vec<&String> {
-    let labels = nodes.iter().flat_map(|node| node.labels());
+    let labels = nodes.iter().flat_map(ResourceExt::labels);
     labels.filter(|(_, value)| value.contains(PAUSED)).map(|(key, _)| key).collect()
 }
 

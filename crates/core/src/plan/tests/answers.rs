@@ -50,6 +50,16 @@ fn not_ready(fleet: &mut Fleet) {
     (driver.ready, driver.started) = (false, None);
 }
 
+fn on_the_way_back() -> Case {
+    let mut fleet = Fleet::new().with(node("n").outdated().skipped()).with(node("m").outdated());
+    fleet.settle();
+    fleet.node_mut("n").set_label(&keys("gpu").skip, None);
+    super::rollbacks::say(&mut fleet, "cluster-policy-1", false);
+    fleet.renders = Some("old-again");
+    fleet.live(3600);
+    ("left alone on the way back", fleet)
+}
+
 fn before_a_visit() -> Vec<Case> {
     let only = |node| Fleet::new().with(node);
     let claim = json!({"driver": {"name": "gpu"}});
@@ -115,16 +125,6 @@ fn before_a_visit() -> Vec<Case> {
                 f.snapshot.nodes.get_mut("n").unwrap().visit = None;
                 f.driver_mut("n").revision = Some(OLD.into());
                 f.snapshot.rollouts.values_mut().for_each(|rollout| rollout.spec.abort = true);
-            }),
-        ),
-        (
-            "left alone on the way back",
-            but(only(node("n").outdated().skipped()).with(node("m").outdated()), |f| {
-                f.settle();
-                f.node_mut("n").set_label(&keys("gpu").skip, None);
-                super::rollbacks::say(f, "cluster-policy-1", false);
-                f.renders = Some("old-again");
-                f.live(3600);
             }),
         ),
         (
@@ -332,8 +332,11 @@ fn answer((situation, fleet): &Case) -> (String, &'static str) {
 
 #[test]
 fn every_reason_has_an_answer() {
-    let cases: Vec<Case> =
-        before_a_visit().into_iter().chain(during_a_visit()).chain([two_drivers()]).collect();
+    let cases: Vec<Case> = before_a_visit()
+        .into_iter()
+        .chain(during_a_visit())
+        .chain([two_drivers(), on_the_way_back()])
+        .collect();
     let (texts, codes): (Vec<String>, BTreeSet<&str>) = cases.iter().map(answer).unzip();
     insta::assert_snapshot!(texts.concat());
     let all = [
