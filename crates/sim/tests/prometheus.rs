@@ -6,7 +6,7 @@ use pitcrew_controller::metrics::Metrics;
 use pitcrew_controller::prometheus::over_http;
 use pitcrew_controller::serve::serve;
 use pitcrew_core::prometheus::{Question, Values};
-use pitcrew_sim::plane::Prometheus;
+use pitcrew_sim::plane::{Binaries, Plane, PlaneOptions, Prometheus, User};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -70,4 +70,25 @@ async fn a_real_prometheus_is_asked() {
     drop(prometheus);
     let why = over_http(None)(Question { url, query: "42".to_owned() }).await.unwrap_err();
     assert!(why.contains("refused"), "{why}");
+}
+
+/// Whoever speaks TLS and asks for a token will do: an API server does both.
+#[tokio::test]
+async fn credentials_are_read_for_every_question_and_sent_over_https() {
+    let plane = Plane::start_api(&Binaries::find().unwrap(), PlaneOptions::default()).await.unwrap();
+    let (credentials, url) = (tempfile::tempdir().unwrap(), plane.server_url().to_string());
+    let asks = over_http(Some(credentials.path().to_owned()));
+    let ask = || asks(Question { url: url.clone(), query: "42".to_owned() });
+    let why = ask().await.unwrap_err();
+    assert!(why.contains("certificate"), "nobody vouches for it: {why}");
+    std::fs::copy(plane.ca(), credentials.path().join("ca.crt")).unwrap();
+    let why = ask().await.unwrap_err();
+    assert!(why.contains("403"), "without a token it is a stranger: {why}");
+    let token = credentials.path().join("token");
+    std::fs::write(&token, "guessed").unwrap();
+    let why = ask().await.unwrap_err();
+    assert!(why.contains("401"), "a wrong token: {why}");
+    std::fs::write(&token, format!("{}\n", plane.token(User::Admin))).unwrap();
+    let why = ask().await.unwrap_err();
+    assert!(why.contains("404"), "it may ask, and this is no Prometheus: {why}");
 }
