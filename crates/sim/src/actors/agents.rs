@@ -133,8 +133,8 @@ impl Agents {
     }
 
     /// When a driver manager that failed is started again.
-    pub(super) fn again_at(&self, key: &Key) -> Option<Instant> {
-        self.pods.get(key)?.again_at
+    pub(super) fn again_at(&self, key: &Key, now: Instant) -> Option<Instant> {
+        self.pods.get(key)?.again_at.filter(|at| *at > now)
     }
 
     /// Starts the driver manager of a pod, unless it runs.

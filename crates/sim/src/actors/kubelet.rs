@@ -296,7 +296,7 @@ impl Kubelets {
         if role(pod) == Role::Driver {
             self.run_agents(key, pod, &name, at_work);
         }
-        if let Some(at) = self.agents.again_at(key) {
+        if let Some(at) = self.agents.again_at(key, now) {
             queue.add_at(Task::Pod(key.clone()), at);
         }
         writes
