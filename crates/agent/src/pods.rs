@@ -18,8 +18,10 @@ use crate::labels::{self, Batch};
 
 /// By this annotation the kubelet marks the pods of its own files.
 const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
-/// The DRA drivers of NVIDIA's devices.
-pub(crate) const CLAIM_DRIVERS: [&str; 2] = ["gpu.nvidia.com", "compute-domain.nvidia.com"];
+/// The DRA drivers of NVIDIA's devices: GPUs, …
+const GPU_CLAIMS: &str = "gpu.nvidia.com";
+/// … and channels between them.
+const DOMAIN_CLAIMS: &str = "compute-domain.nvidia.com";
 
 /// Claims by name, as far as they were looked up.
 pub(crate) type Claims = BTreeMap<ObjectName, Claim>;
@@ -28,9 +30,15 @@ pub(crate) type Claims = BTreeMap<ObjectName, Claim>;
 pub(crate) fn devices() -> Devices {
     Devices {
         resources: ["nvidia.com/gpu*", "nvidia.com/mig-*"].map(|text| Pattern(text.to_owned())).to_vec(),
-        claim_drivers: CLAIM_DRIVERS.map(str::to_owned).to_vec(),
+        claim_drivers: [GPU_CLAIMS, DOMAIN_CLAIMS].map(str::to_owned).to_vec(),
         ..Devices::default()
     }
+}
+
+/// A compute domain's own daemon, which cannot be evicted and leaves when whoever is in the domain has.
+fn serves_a_domain(pod: &Pod, claims: &Claims) -> bool {
+    let devices = Devices { claim_drivers: vec![GPU_CLAIMS.to_owned()], ..devices() };
+    pod.is_daemon() && !uses_device(&devices, pod, claims)
 }
 
 /// A pod on the node.
@@ -154,7 +162,9 @@ impl Leave {
         let by_label: Vec<String> =
             [Batch::First, Batch::Last].into_iter().flat_map(|batch| labels::keys(batch, custom)).collect();
         let uses = |on_node: &OnNode| {
-            uses_device(&devices, &on_node.pod, claims) && !on_node.is_placed_by(&by_label)
+            uses_device(&devices, &on_node.pod, claims)
+                && !on_node.is_placed_by(&by_label)
+                && !serves_a_domain(&on_node.pod, claims)
         };
         let concerned = |on_node: &&OnNode| {
             if self.whole_node { leaves_in_drain(&self.selector, &on_node.pod) } else { uses(on_node) }

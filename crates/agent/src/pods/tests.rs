@@ -86,3 +86,20 @@ fn pods_that_a_paused_label_takes_away_are_not_evicted() {
     let refused = leave(false).leaving(&[daemon], &Claims::new()).unwrap_err();
     assert!(refused.contains("pod ns/daemon belongs to a DaemonSet"), "{refused}");
 }
+
+#[test]
+fn a_compute_domains_own_daemon_leaves_by_itself_and_whoever_is_in_the_domain_is_evicted() {
+    let spec = |claim: &str| json!({"containers": [], "resourceClaims": [{"name": "c", "resourceClaimName": claim}]});
+    let claim_of = |name: &str, driver: &str| {
+        (ObjectName::new("ns", name), Claim { drivers: [driver.to_owned()].into_iter().collect() })
+    };
+    let known = Claims::from([claim_of("channel", DOMAIN_CLAIMS), claim_of("gpu", GPU_CLAIMS)]);
+    let mut daemon = pod("daemon", &spec("channel"));
+    daemon.pod.owner = Some(Owner { kind: OwnerKind::DaemonSet, name: "d".into(), uid: "u".into() });
+    let pods = [daemon.clone(), pod("worker", &spec("channel"))];
+    assert_eq!(leaving(&leave(false), &pods, &known), ["worker"]);
+    assert_eq!(names(&claim_holders(&pods, &known)), "pod ns/daemon, pod ns/worker");
+    daemon.pod.claims = vec!["gpu".into()];
+    let refused = leave(false).leaving(&[daemon], &known).unwrap_err();
+    assert!(refused.contains("belongs to a DaemonSet"), "{refused}");
+}
