@@ -23,7 +23,7 @@ use crate::matrix::Unlisted;
 use crate::names::{DriverName, NodeName, RevisionHash, Uid};
 use crate::policy::{Policy, Pool, Source};
 use crate::reason::Reason;
-use crate::snapshot::{DaemonSet, Node, Pod, Setback, SetbackKind, Snapshot, TemplateRevision};
+use crate::snapshot::{DaemonSet, Node, Pod, Rollout, Setback, SetbackKind, Snapshot, TemplateRevision};
 use crate::windows::{Opening, expected};
 
 /// Nodes that more than one policy of the same driver claims, with the policies' names.
@@ -50,6 +50,8 @@ pub(super) struct View<'a> {
     pub(super) unlisted: BTreeMap<&'a Uid, Arc<Unlisted>>,
     /// Nodes go back to the version before: all of them, and not by stages.
     pub(super) goes_back: bool,
+    /// The rollout that they come back from, if it is still known.
+    pub(super) way_back_of: Option<&'a Rollout>,
     /// Budgets that will not let a pod go, whatever happens.
     pub(super) hopeless: Hopeless<'a>,
     /// DaemonSets that third parties have put under the driver's switch.
@@ -77,7 +79,10 @@ impl<'a> View<'a> {
         let wanted = Wanted { target: &target, version };
         let rollout = super::rollout::current(snapshot, pool, &target);
         let begun = rollout.as_ref().and_then(|name| snapshot.rollouts.get(name));
-        let goes_back = rollback::goes_back(snapshot, pool, begun, wanted);
+        let goes_back = match begun {
+            Some(begun) => begun.spec.rollback_of.is_some(),
+            None => rollback::taken_back(snapshot, pool, wanted).is_some(),
+        };
         let others = pools.iter().filter(|other| other.name != pool.name);
         let others = others.filter_map(|other| other.policy.as_ref().ok());
         let (siblings, rivals) = others.partition(|other| other.driver == pool.driver);
@@ -93,6 +98,7 @@ impl<'a> View<'a> {
             condemned: rollback::refusal(snapshot, pool, wanted),
             unlisted: if goes_back { BTreeMap::new() } else { unlisted },
             goes_back,
+            way_back_of: rollback::way_back_of(snapshot, pool, begun, wanted),
             rollout,
             rivals,
             siblings,

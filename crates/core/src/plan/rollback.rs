@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 
 use super::pool::{View, daemon_sets};
-use super::rollout::{has_target, is_over, may_write, name, newest, rollouts};
+use super::rollout::{has_target, may_write, name, newest, rollouts};
 use super::{Plan, PoolPlan};
 use crate::action::{Action, PutBack};
 use crate::api::{OnFailure, Previous, RollbackStatus, stamp};
@@ -100,13 +100,7 @@ fn parsed(version: Option<&str>) -> Option<DriverVersion> {
 
 /// The number of the rollout that a new one towards what is wanted would take back.
 pub(super) fn taken_back(snapshot: &Snapshot, pool: &Pool, wanted: Wanted<'_>) -> Option<u32> {
-    let (mut number, mut rollout) = newest(snapshot, pool)?;
-    // The version that comes back may be rendered once more before all nodes have it.
-    if let Some(bad) =
-        rollout.spec.rollback_of.as_deref().filter(|_| !rollout.status.as_ref().is_some_and(is_over))
-    {
-        (number, rollout) = (super::rollout::number(pool, bad)?, snapshot.rollouts.get(bad)?);
-    }
+    let (number, rollout) = newest(snapshot, pool)?;
     let previous = rollout.spec.previous.as_ref()?;
     let same_version =
         wanted.version.is_some() && parsed(previous.version.as_deref()).as_ref() == wanted.version;
@@ -121,27 +115,26 @@ fn is_same(recorded: &BTreeMap<String, String>, target: &Target) -> bool {
         .eq(target.iter().map(|(k, v)| (k.as_str(), v.as_str())))
 }
 
-/// Nodes go back to what ran before a version that was taken back. While nobody can tell what is wanted, the newest rollout
-/// stands for it.
-pub(super) fn goes_back(
-    snapshot: &Snapshot,
+/// The rollout that nodes come back from: the one under way says so, or a new one would.
+pub(super) fn way_back_of<'a>(
+    snapshot: &'a Snapshot,
     pool: &Pool,
     begun: Option<&Rollout>,
     wanted: Wanted<'_>,
-) -> bool {
-    let is_way_back = |rollout: &Rollout| rollout.spec.rollback_of.is_some();
-    match begun {
-        Some(begun) => is_way_back(begun),
-        None if wanted.target.is_empty() => {
-            newest(snapshot, pool).is_some_and(|(_, newest)| is_way_back(newest))
-        }
-        None => taken_back(snapshot, pool, wanted).is_some(),
-    }
+) -> Option<&'a Rollout> {
+    let bad = match begun {
+        Some(begun) => begun.spec.rollback_of.clone()?,
+        None => name(pool, taken_back(snapshot, pool, wanted)?),
+    };
+    snapshot.rollouts.get(&bad)
 }
 
-/// On the way back: a driver of the wanted version stays as it is if only its template is another one, which nobody has
-/// rolled out before. What a rollout brought that went wrong has to go.
+/// On the way back from another version: a driver of the wanted one stays as it is if only its template is another one, which
+/// nobody has rolled out before. What a rollout brought that went wrong has to go.
 pub(super) fn spares(view: &View<'_>, pod: &Pod, ds: &DaemonSet) -> bool {
+    let Some(bad) = view.way_back_of.and_then(|bad| parsed(bad.spec.version.as_deref())) else {
+        return false;
+    };
     let same = || ds.driver_version.is_some() && DriverVersion::from_image(&pod.image) == ds.driver_version;
     let hash = view.targets.get(&ds.uid).copied().flatten();
     let wanted_before = |rollout: &Rollout| {
@@ -153,34 +146,32 @@ pub(super) fn spares(view: &View<'_>, pod: &Pod, ds: &DaemonSet) -> bool {
     };
     let has_to_go =
         |rollout: &Rollout| wanted_before(rollout) || (!is_forgivable(rollout) && came_with(rollout));
-    view.goes_back && same() && !rollouts(view.snapshot, view.pool).any(|(_, rollout)| has_to_go(rollout))
+    ds.driver_version.as_ref() != Some(&bad)
+        && same()
+        && !rollouts(view.snapshot, view.pool).any(|(_, rollout)| has_to_go(rollout))
 }
 
-/// What most driver pods are of that are not of the new revision. A DaemonSet all of whose pods are of it did not change.
+/// What most driver pods are of that are not of the new revision.
 pub(super) fn previous(snapshot: &Snapshot, pool: &Pool, wanted: Wanted<'_>) -> Option<Previous> {
-    let (mut found, mut unchanged) = (Previous::default(), BTreeMap::new());
+    let mut found = Previous::default();
     for ds in daemon_sets(snapshot, pool.policy.as_ref().ok()?) {
         let target = wanted.target.get(ds.name.name.as_ref());
         let mut counts: BTreeMap<&RevisionHash, (usize, &str)> = BTreeMap::new();
         for pod in snapshot.pods.values().flat_map(BTreeMap::values) {
             let owned = pod.owner.as_ref().is_some_and(|owner| owner.uid == ds.uid);
-            if let Some(hash) = pod.revision.as_ref().filter(|_| owned) {
+            if let Some(hash) = pod.revision.as_ref().filter(|hash| owned && Some(*hash) != target) {
                 let count = counts.entry(hash).or_insert((0, &pod.image));
                 count.0 += 1;
             }
         }
-        let current = target.filter(|target| counts.remove(target).is_some());
         let Some((hash, (_, image))) = counts.into_iter().max_by_key(|(_, (count, _))| *count) else {
-            unchanged.extend(current.map(|hash| (ds.name.name.to_string(), hash.to_string())));
             continue;
         };
         found.target.insert(ds.name.name.to_string(), hash.to_string());
         let version = DriverVersion::from_image(image).map(|version| version.to_string());
         found.version = found.version.or(version);
     }
-    let changed = !found.target.is_empty();
-    found.target.extend(unchanged);
-    changed.then_some(found)
+    (!found.target.is_empty()).then_some(found)
 }
 
 /// The rollback that the rollout of the wanted version says it is in, or that it begins now.

@@ -199,7 +199,7 @@ fn freeze(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan) {
     }
 }
 
-pub(super) fn is_over(status: &RolloutStatus) -> bool {
+fn is_over(status: &RolloutStatus) -> bool {
     use RolloutPhase::{Aborted, Done, Failed, RolledBack, Superseded};
     matches!(status.phase, Done | Failed | Superseded | Aborted | RolledBack)
 }

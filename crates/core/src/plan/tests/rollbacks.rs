@@ -214,25 +214,18 @@ fn a_person_may_ask_for_the_newest_template_where_it_was_left_alone() {
     assert_eq!(nodes(&fleet)[0], "gpu-1 upgrade-done old-again", "{}", fleet.screen());
 }
 
-/// The version before comes back with another template, once more: still the same way back.
+/// A template of the same version went wrong, and the next one mends it: that is no way back for those who never had it.
 #[test]
-fn a_way_back_that_is_rendered_again_half_way_leaves_the_same_nodes_alone() {
-    let mut fleet = fleet(&json!({"stages": [{"name": "all", "maxParallelUpgrades": 1}]}));
-    while nodes(&fleet).iter().filter(|node| node.ends_with(" new")).count() < 3 {
-        fleet.step();
-    }
-    fleet.renders = Some("old-again");
-    say(&mut fleet, "gpu-1", false);
-    while !nodes(&fleet).iter().any(|node| node.ends_with(" old-again")) {
-        fleet.step();
-    }
-    fleet.publish("gpu", 20, "old-once-more");
-    fleet.live(2 * 3600);
-    let of = |end: &str| nodes(&fleet).iter().filter(|node| node.ends_with(end)).count();
-    assert_eq!((of(" old"), of(" new")), (3, 0), "{}", fleet.screen());
-    let rollouts = fleet.snapshot.rollouts.values().map(|rollout| rollout.spec.rollback_of.as_deref());
-    assert_eq!(rollouts.collect::<Vec<_>>(), [None, Some("gpu-1"), Some("gpu-1")]);
-    assert_eq!((4..=6).filter(|n| touched(&fleet, &format!("gpu-{n}"))).count(), 0);
+fn a_template_that_mends_one_that_went_wrong_reaches_every_node() {
+    let mut fleet = bad_canary(&json!({}));
+    fleet.daemon_set_mut().driver_version = Some("560.35.03".parse().unwrap());
+    fleet.daemon_set_mut().manager = Some("Argo CD (application gpu)".into());
+    fleet.live(3 * 3600);
+    fleet.crashes_on.clear();
+    fleet.publish("gpu", 20, "old-with-options");
+    fleet.live(24 * 3600);
+    let moved = nodes(&fleet).iter().filter(|node| node.ends_with("upgrade-done old-with-options")).count();
+    assert_eq!(moved, 6, "{}", fleet.screen());
 }
 
 /// Nobody had started; a new template of the same version comes later, and is rolled out like any other.
