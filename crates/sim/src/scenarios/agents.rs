@@ -260,9 +260,9 @@ async fn waits_for_program(stage: &mut Stage) -> Outcome {
 /// After a boot nobody has the driver open, and claims cannot be prepared without it: waiting for their holders would be
 /// for ever.
 async fn reboots_with_claims(stage: &mut Stage) -> Outcome {
-    stage
-        .create::<ResourceClaim>(DEFAULT, json!({"metadata": {"name": "gpu"}, "spec": {"devices": {}}}))
-        .await?;
+    let request = json!({"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com"}});
+    let claim = json!({"metadata": {"name": "gpu"}, "spec": {"devices": {"requests": [request]}}});
+    stage.create::<ResourceClaim>(DEFAULT, claim).await?;
     let result = json!({"request": "r", "driver": "gpu.nvidia.com", "pool": "gpu-01", "device": "gpu-0"});
     let status = json!({"status": {"allocation": {"devices": {"results": [result]}}}});
     let api = Api::<ResourceClaim>::namespaced(stage.cluster().admin.clone(), DEFAULT);

@@ -21,7 +21,7 @@ use crate::fleet::Fleet;
 use crate::scenario::{Broken, Outcome, Scenario, Stage, must};
 
 /// Long enough that all plugins have been restarted before the next node's driver is touched.
-const SLOW: Duration = Duration::from_secs(4);
+const SLOW: Duration = Duration::from_secs(8);
 /// Start times are whole seconds: what runs already must be older than what comes.
 const EARLIER: Duration = Duration::from_secs(2);
 /// What is said on a node about a client that was replaced.

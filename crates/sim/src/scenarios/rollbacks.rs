@@ -65,6 +65,7 @@ async fn spared(stage: &mut Stage) -> Outcome {
     let one_of_two = |scene: &Scene| {
         scene.state("gpu-01") == State::UpgradeDone && scene.state("gpu-02") == State::UpgradeRequired
     };
+    stage.until("the other is on its way", |scene| scene.visited.contains("gpu-01")).await?;
     stage.until("one node is upgraded", one_of_two).await?;
     take_back(stage, "all-1", "all-2").await?;
     stage.label("gpu-02", SKIP_LABEL, None).await?;
