@@ -11,7 +11,6 @@ use std::fmt;
 
 use jiff::Timestamp;
 use pitcrew_core::contract::State;
-use pitcrew_core::visit::{Cause, Walk};
 use serde_json::Value;
 
 use super::case::is_of;
@@ -58,8 +57,6 @@ pub enum Promise {
     NotTakenBack,
     /// S18.
     OnlyListed,
-    /// S19.
-    FailsForAReason,
     /// L1, L2 and L4.
     ComesToAnEnd,
     /// L3.
@@ -96,7 +93,6 @@ impl Promise {
             Promise::InOpenStages => "S16",
             Promise::NotTakenBack => "S17",
             Promise::OnlyListed => "S18",
-            Promise::FailsForAReason => "S19",
             Promise::ComesToAnEnd => "L1",
             Promise::ComesToRest => "L3",
             Promise::SaysWhy => "L5",
@@ -133,7 +129,6 @@ impl fmt::Display for Promise {
             }
             Promise::NotTakenBack => "nothing starts towards a version that was taken back",
             Promise::OnlyListed => "nothing starts towards a version that an enforced matrix does not list",
-            Promise::FailsForAReason => "a node fails over pods that come back only if some have left it",
             Promise::ComesToAnEnd => "every node comes to an end once faults stop",
             Promise::ComesToRest => "then nothing is written any more",
             Promise::SaysWhy => "a node that stands still has a reason",
@@ -159,7 +154,7 @@ pub enum Step<'a> {
 type Check = fn(&World, &Change<'_>, &Step<'_>) -> Option<String>;
 
 /// All of them.
-pub const SAFETY: [(Promise, Check); 21] = [
+pub const SAFETY: [(Promise, Check); 20] = [
     (Promise::OnlyOwnNodes, only_own_nodes),
     (Promise::OnlyOwnCordon, only_own_cordon),
     (Promise::OnlyProven, only_proven),
@@ -180,7 +175,6 @@ pub const SAFETY: [(Promise, Check); 21] = [
     (Promise::InOpenStages, rollouts::in_open_stages),
     (Promise::NotTakenBack, rollouts::not_taken_back),
     (Promise::OnlyListed, rollouts::only_listed),
-    (Promise::FailsForAReason, fails_for_a_reason),
 ];
 
 /// Takes up a change. `then` gets what it changed, and the promise that it breaks; it is not called for what no promise
@@ -369,19 +363,6 @@ fn budgets_hold(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<S
     let allowed = world.rules_at(change.at).any(|rules| rules.may_delete);
     (!evicted && !allowed)
         .then(|| format!("pod {} on {} was deleted past its budgets", change.name, pod.node))
-}
-
-/// Pods that come back have left before; if none ever did, nobody asked them.
-fn fails_for_a_reason(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
-    let (name, node, after) = we_write(change, step)?;
-    let visit = after.visit.as_ref().filter(|_| node.state() != State::UpgradeFailed)?;
-    let came_back = |walk: &Walk| {
-        let cause = walk.failure.as_ref().map(|failure| &failure.cause);
-        walk.came_back > 0 && matches!(cause, Some(Cause::PodsCannotLeave { .. }))
-    };
-    let left = world.emptied.get(name).is_some_and(|at| *at >= before(visit.since, world.clock_off));
-    (visit.drivers.values().any(came_back) && !left)
-        .then(|| "it failed because pods come back, and none was told to leave".to_owned())
 }
 
 /// A node without a driver is brought one, whatever was said about upgrades.

@@ -94,8 +94,6 @@ pub type Key = (String, String);
 pub struct World {
     /// The nodes.
     pub nodes: BTreeMap<String, Node>,
-    /// When a pod that used the device last left a node, or was told to.
-    pub emptied: BTreeMap<String, Timestamp>,
     /// The pods.
     pub pods: BTreeMap<Key, Pod>,
     /// The policy, and those before it that somebody may still go by.
@@ -150,12 +148,8 @@ impl World {
                 self.assign(change.at);
             }
             ("pods", Some(object)) => {
-                let known = self.pods.get(&key());
-                let pod = Pod::read(object, known, change);
+                let pod = Pod::read(object, self.pods.get(&key()), change);
                 let (role, node) = (pod.role, pod.node.clone());
-                if known.is_some_and(|known| known.uses_device) && (pod.deleting || !pod.uses_device) {
-                    self.emptied.insert(node.clone(), change.at);
-                }
                 self.pods.insert(key(), pod);
                 if role == Role::Driver {
                     self.remember(&node, change.at);
@@ -163,9 +157,6 @@ impl World {
             }
             ("pods", None) => {
                 let gone = self.pods.remove(&key());
-                if let Some(pod) = gone.as_ref().filter(|pod| pod.uses_device) {
-                    self.emptied.insert(pod.node.clone(), change.at);
-                }
                 if let Some(pod) = gone.as_ref().filter(|pod| pod.role == Role::Driver) {
                     self.remember(&pod.node, change.at);
                 }

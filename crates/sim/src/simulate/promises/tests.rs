@@ -162,26 +162,6 @@ fn pods_leave_only_nodes_that_are_ours_and_cordoned() {
 }
 
 #[test]
-fn a_node_fails_over_pods_that_come_back_only_if_some_have_left_it() {
-    let mut failed = node_in("upgrade-failed", true, Some(true));
-    let record = failed["metadata"]["annotations"]["pitcrew.dev/visit"].as_str().unwrap();
-    let mut record: Value = serde_json::from_str(record).unwrap();
-    record["drivers"]["gpu"]["came_back"] = json!(3);
-    record["drivers"]["gpu"]["failure"] = json!({"cause": "podsCannotLeave", "what": "pod x is there"});
-    failed["metadata"]["annotations"]["pitcrew.dev/visit"] = json!(record.to_string());
-    for (left, expected) in [(false, &["S19"][..]), (true, &[][..])] {
-        let mut scene = Scene::new(&one_at_a_time());
-        scene.fold("pods", "work-1", &pod("a", "work"));
-        scene.fold("nodes", "a", &node_in("pod-deletion-required", true, Some(true)));
-        if left {
-            scene.we_delete("work-1", "pods/eviction");
-        }
-        scene.fold("nodes", "a", &node_in("pod-restart-required", true, Some(true)));
-        assert_eq!(scene.we_patch_node("a", &failed), expected);
-    }
-}
-
-#[test]
 fn budgets_are_bypassed_only_where_the_policy_says_so() {
     for (action, expected) in [("Fail", &["S8"][..]), ("Delete", &[][..])] {
         let mut scene = Scene::new(&json!({"maxUnavailable": 1, "podDeletion": {"timeoutAction": action}}));
