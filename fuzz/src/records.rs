@@ -80,6 +80,7 @@ fn world_of(input: &Value, annotations: Labels) -> Snapshot {
         let revision = TemplateRevision {
             owner: set.uid.clone(),
             number,
+            created: Timestamp::UNIX_EPOCH,
             hash: hash.into(),
             digest: None,
             driver_version: None,

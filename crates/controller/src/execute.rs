@@ -105,7 +105,7 @@ impl Executor {
             Action::Delete(pod, _) => self.delete(pod, None).await,
             Action::RestartDriver(restart) => self.restart_driver(restart).await,
             Action::CreateRollout { name, spec } => self.create_rollout(name, spec).await,
-            Action::RolloutStatus { name, seen, status } => self
+            Action::RolloutStatus { name, seen, status, .. } => self
                 .say::<Rollout>(name, "rollouts/status", Some(*seen), json!(status))
                 .await
                 .map(Answer::RolloutStatus),

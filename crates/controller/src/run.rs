@@ -457,6 +457,12 @@ impl Loop {
                 info!(target: LOG_TARGET, node = %restart.pod.node, pod = %restart.pod.name, "driver pod deleted");
             }
             Action::PutBack(way) => self.tell_of_put_back(way, now),
+            Action::RolloutStatus { events, .. } => {
+                for (node, event) in events {
+                    let uid = self.store.snapshot.nodes.get(node).map(|node| node.uid.to_string());
+                    self.events.about_node(node, &uid.unwrap_or_default(), event, now);
+                }
+            }
             Action::PolicyStatus { name, status } if !status.ready => {
                 warn!(target: LOG_TARGET, driverpolicy = name, "{}", status.message);
             }

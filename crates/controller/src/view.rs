@@ -397,6 +397,7 @@ pub(crate) fn revision(object: &wire::Revision) -> Option<TemplateRevision> {
     Some(TemplateRevision {
         owner: owner.uid.as_str().into(),
         number: object.revision,
+        created: object.metadata.creation_timestamp.as_ref().map(|t| t.0).unwrap_or_default(),
         hash: hash.into(),
         digest: digest.map(Into::into),
         driver_version: containers().find_map(|c| DriverVersion::from_image(c["image"].as_str()?)),
@@ -431,3 +432,6 @@ pub(crate) fn rollout(object: ApiRollout) -> Result<(String, Rollout), Incomplet
     let Identity { name, version, .. } = identity(&object.metadata)?;
     Ok((name, Rollout { version, spec: object.spec, status: object.status, said_at: None }))
 }
+
+#[cfg(test)]
+mod tests;

@@ -98,7 +98,8 @@ fn fleet(options: &Value, revision: &str, state: impl Fn(usize) -> State) -> Sna
     snapshot.daemon_sets.insert(daemon_set.uid.clone(), daemon_set);
     for (number, hash) in [(1, "old"), (2, "new")] {
         let (owner, digest, driver_version) = ("ds".into(), None, None);
-        let revision = TemplateRevision { owner, number, hash: hash.into(), digest, driver_version };
+        let (hash_of, created) = (hash.into(), Timestamp::UNIX_EPOCH);
+        let revision = TemplateRevision { owner, number, created, hash: hash_of, digest, driver_version };
         snapshot.revisions.insert(hash.into(), revision);
     }
     let selector = selector::parse("app=train").ok();

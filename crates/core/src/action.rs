@@ -42,6 +42,8 @@ pub enum Action {
         seen: ResourceVersion,
         /// What to say.
         status: RolloutStatus,
+        /// What nodes are told of it when it is said.
+        events: Vec<(NodeName, Event)>,
     },
     /// Put an earlier version back where it came from.
     PutBack(PutBack),

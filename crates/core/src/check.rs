@@ -10,7 +10,7 @@ use std::fmt;
 use jiff::SignedDuration;
 
 use crate::action::{Action, DeleteWhy, NodePatch, PodRef, RestartDriver};
-use crate::api::{Previous, Refresh, StagePhase};
+use crate::api::{Refresh, StagePhase};
 use crate::contract::{HEALTH_HOLD_ANNOTATION, State, VISIT_ANNOTATION};
 use crate::health::Shield;
 use crate::names::{GateName, NodeName, PoolName, RevisionHash};
@@ -353,15 +353,23 @@ fn is_target(recorded: &BTreeMap<String, String>, done: &PoolPlan) -> bool {
     recorded.iter().map(|(set, hash)| (set.as_str(), hash.as_str())).eq(target)
 }
 
-/// Nodes go back to what ran before a version that was taken back: by no stages.
+/// Nodes go back to what ran before a version that was taken back: by no stages. A DaemonSet that the rollout did not
+/// change is not in what ran before.
 fn goes_back(snapshot: &Snapshot, done: &PoolPlan) -> bool {
-    let version = done.version.as_ref().map(ToString::to_string);
-    let before = |previous: &Previous| {
-        is_target(&previous.target, done) || (version.is_some() && previous.version == version)
+    let has_version = |set: &str, version: &DriverVersion| {
+        let mut sets = snapshot.daemon_sets.values().filter(|known| &*known.name.name == set);
+        sets.any(|known| known.driver_version.as_ref() == Some(version))
     };
-    let taken_back =
-        |rollout: &Rollout| rollout.is_taken_back() && rollout.spec.previous.as_ref().is_some_and(before);
-    rollouts(snapshot, done).into_values().any(taken_back)
+    let brings_back = |rollout: &Rollout| {
+        let Some(previous) = &rollout.spec.previous else { return false };
+        let version = previous.version.as_ref().and_then(|version| version.parse().ok());
+        done.target.iter().all(|(set, hash)| {
+            let before = previous.target.get(set).or_else(|| rollout.spec.target.get(set));
+            before.is_some_and(|before| before == hash.as_str())
+                || version.as_ref().is_some_and(|version| has_version(set, version))
+        })
+    };
+    rollouts(snapshot, done).into_values().any(|rollout| rollout.is_taken_back() && brings_back(rollout))
 }
 
 /// Starts of nodes without the labels of any stage that is open. Where stages are counted out, only a person could tell.

@@ -176,6 +176,8 @@ pub struct TemplateRevision {
     pub owner: Uid,
     /// The newest has the highest.
     pub number: i64,
+    /// When it was first made. One that is used again keeps it.
+    pub created: Timestamp,
     /// What its pods are labelled with.
     pub hash: RevisionHash,
     /// `DRIVER_CONFIG_DIGEST` of it.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::contract::State;
 use crate::gate::Numbers;
 use crate::names::{DriverName, GateName, ObjectName, RevisionHash, Uid};
+use crate::snapshot::{Node, Pod};
 
 /// The format that this program writes. It reads no other: a newer one belongs to a newer pitcrew.
 const FORMAT: u32 = 1;
@@ -314,9 +315,6 @@ pub struct LastVisit {
     pub began: Option<Timestamp>,
     /// When it ended.
     pub ended: Timestamp,
-    /// The boot that it ended in: a driver that started again since then may have been told to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub boot: Option<String>,
     /// The node had come up with a driver whose stage was not open.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub early: bool,
@@ -326,7 +324,7 @@ pub struct LastVisit {
     /// … and what gates said of it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub gates: BTreeMap<DriverName, Gates>,
-    /// The driver pods that it ended with.
+    /// The driver pods that it ended with; after a boot during a bake, as they were when they were ready again.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pods: BTreeMap<DriverName, DriverPod>,
     /// It was left cordoned, because somebody else's cordon was on it.
@@ -343,6 +341,25 @@ pub struct DriverPod {
     /// How often.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub restarts: u32,
+    /// As its container ran then: another one since the same boot has started again by itself.
+    #[serde(default)]
+    pub incarnation: u64,
+    /// The boot of its node: a driver that started again since another one was told to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<String>,
+}
+
+impl DriverPod {
+    /// A driver pod as it is now.
+    pub fn of(pod: &Pod, node: &Node) -> Self {
+        let boot = Some(node.boot_id.to_string()).filter(|boot| !boot.is_empty());
+        Self { uid: pod.uid.clone(), restarts: pod.restarts, incarnation: pod.incarnation, boot }
+    }
+
+    /// The node has not been booted since.
+    pub fn is_same_boot(&self, node: &Node) -> bool {
+        self.boot.as_deref().is_none_or(|boot| boot == &*node.boot_id)
+    }
 }
 
 impl LastVisit {
@@ -353,7 +370,9 @@ impl LastVisit {
 
     /// How long it took, if it tells how long a visit takes.
     pub fn took(&self) -> Option<SignedDuration> {
-        self.began.map(|began| self.ended.duration_since(began))
+        // Nobody was asked to leave, and no driver was restarted.
+        let began = self.began.filter(|_| !self.early)?;
+        Some(self.ended.duration_since(began))
     }
 
     /// The annotation's text.
@@ -531,6 +550,8 @@ mod tests {
         let last = LastVisit { began: Some(at("2026-01-01T00:00:00Z")), ..last };
         assert_eq!(serde_json::from_str::<LastVisit>(&last.to_text()).unwrap(), last);
         assert_eq!(last.took(), Some(SignedDuration::from_mins(10)));
+        let early = LastVisit { early: true, ..last };
+        assert_eq!(early.took(), None, "a node that was only proven");
     }
 
     #[test]

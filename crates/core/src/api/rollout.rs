@@ -120,7 +120,7 @@ pub struct RolloutStatus {
     /// Nodes to which something happened soon after they were given back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub relapses: Vec<RolloutFailure>,
-    /// Nodes that came up with the new driver before their stage was open, the first by name.
+    /// Nodes that came up with the new driver by themselves and were taken out for it, the first by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub early: Vec<String>,
     /// Why it does not go on, if it does not.

@@ -6,13 +6,18 @@
 use jiff::{SignedDuration, Timestamp};
 
 use super::members::{Freshness, Member};
+use super::patch::base_patch;
 use super::pool::View;
 use super::proofs::{Asked, Rounds};
 use super::queries::{self, Heard};
-use crate::api::{BakeStatus, stamp};
-use crate::contract::State;
+use super::walk::Decision;
+use crate::action::{Action, Changes};
+use crate::api::{BakeStatus, StagePhase, stamp};
+use crate::contract::{LAST_VISIT_ANNOTATION, State};
 use crate::policy::Bake;
-use crate::snapshot::{Pod, Trouble};
+use crate::reason::Reason;
+use crate::snapshot::Trouble;
+use crate::visit::DriverPod;
 
 /// How often nodes are looked at: 48 hours take 288 writes.
 const LOOK_EVERY_MAX: SignedDuration = SignedDuration::from_mins(10);
@@ -114,26 +119,65 @@ fn spoiled(view: &View<'_>, bake: &Bake, before: &BakeStatus, nodes: &[&Member<'
             return Some(format!("node {} has the condition {}", member.name, condition.kind));
         }
     }
-    let restarted = |member: &&&Member<'_>| {
-        let last = member.node.last_visit.as_ref();
-        let boots = last.and_then(|last| last.boot.as_deref());
-        let same_boot = boots.is_none_or(|boot| boot == &*member.node.boot_id);
-        // In a crash loop it does not even run.
-        let loops = |pod: &Pod| !pod.ready && pod.trouble.as_ref().is_some_and(Trouble::is_serious);
-        let known = last.and_then(|last| last.pods.get(&view.policy.driver));
-        let again = |pod: &Pod| match known {
-            // Counted, since the node's clock may be another one than ours.
-            Some(known) if known.uid == pod.uid => pod.restarts > known.restarts,
-            // The API tells whole seconds: one that restarts in the very first counts.
-            _ => pod.restarts > 0 && (pod.started >= Some(before.since.0) || loops(pod)),
-        };
-        same_boot && member.pod.is_some_and(again)
-    };
-    let restarts: Vec<&&Member<'_>> = nodes.iter().filter(restarted).collect();
-    (restarts.len() > bake.max_driver_restarts as usize).then(|| {
-        let first = restarts.first().map(|member| member.name.to_string()).unwrap_or_default();
-        format!("the driver restarted by itself on {} of its nodes, the first is {first}", restarts.len())
-    })
+    let restarts = nodes.iter().map(|member| (member.name, restarts(view, before, member)));
+    let restarts: Vec<_> = restarts.filter(|(_, restarts)| *restarts > 0).collect();
+    let total = restarts.iter().map(|(_, restarts)| *restarts).fold(0, u32::saturating_add);
+    let (first, _) = restarts.first().filter(|_| total > bake.max_driver_restarts)?;
+    let (times, may) = (times(total), times(bake.max_driver_restarts));
+    let on = restarts.len();
+    Some(format!(
+        "drivers restarted by themselves {times}, on {on} of its nodes (the first is {first}), and may {may}"
+    ))
+}
+
+fn times(count: u32) -> String {
+    match count {
+        0 => "never".to_owned(),
+        1 => "once".to_owned(),
+        _ => format!("{count} times"),
+    }
+}
+
+/// How often the driver of a node started again since the bake began, and nobody had asked it to.
+fn restarts(view: &View<'_>, before: &BakeStatus, member: &Member<'_>) -> u32 {
+    let Some(pod) = member.pod.filter(|pod| pod.restarts > 0) else { return 0 };
+    let last = member.node.last_visit.as_ref();
+    match last.and_then(|last| last.pods.get(&view.policy.driver)) {
+        // It is watched again when it is up, see [`note_boot`].
+        Some(known) if !known.is_same_boot(member.node) => 0,
+        // Counted, since the node's clock may be another one than ours.
+        Some(known) if known.uid == pod.uid => pod.restarts.saturating_sub(known.restarts),
+        _ if pod.created >= before.since.0 => pod.restarts,
+        // In a crash loop it does not even run. The API tells whole seconds: one that restarts in the very first counts.
+        _ => {
+            let loops = !pod.ready && pod.trouble.as_ref().is_some_and(Trouble::is_serious);
+            u32::from(loops || pod.started >= Some(before.since.0))
+        }
+    }
+}
+
+/// A boot restarts the driver too, and is not the driver's fault: it is watched again as it is when it has come up after
+/// that. Written down on the node, since whoever looks next must know.
+pub(super) fn note_boot(view: &View<'_>, member: &Member<'_>) -> Option<Decision> {
+    let said = view.said()?;
+    if !said.stages.iter().any(|stage| stage.phase == StagePhase::Baking) {
+        return None;
+    }
+    let (node, pod, driver) = (member.node, member.pod?, &view.policy.driver);
+    let last = node.last_visit.as_ref().filter(|last| last.rollout_of(driver) == view.rollout.as_deref())?;
+    let known = last.pods.get(driver).filter(|known| !known.is_same_boot(node))?;
+    let now = DriverPod::of(pod, node);
+    // What is told of the pod may be from before the boot.
+    let started_again = (&known.uid, known.incarnation) != (&now.uid, now.incarnation);
+    if !node.ready || !member.driver_ready || !started_again {
+        return None;
+    }
+    let mut last = last.clone();
+    last.pods.insert(driver.clone(), now);
+    let mut patch = base_patch(view, member, member.state());
+    (patch.to, patch.event, patch.labels) = (None, None, Changes::default());
+    patch.annotations.set(LAST_VISIT_ANNOTATION, Some(last.to_text()));
+    Some(Decision::act(Reason::Writing, Action::PatchNode(patch)))
 }
 
 /// Why nothing can be said about a node now.
@@ -142,7 +186,7 @@ fn unjudged(member: &Member<'_>) -> Option<String> {
     match () {
         () if member.state() == State::UpgradeFailed => None,
         () if !member.node.ready => Some(format!("node {name} is not Ready; that time does not count")),
-        () if member.sync != Freshness::InSync || member.state() != State::UpgradeDone => {
+        () if !is_done(member) => {
             Some(format!("node {name} is not in service with the new driver; that time does not count"))
         }
         () if !member.driver_ready => {
@@ -150,6 +194,10 @@ fn unjudged(member: &Member<'_>) -> Option<String> {
         }
         () => None,
     }
+}
+
+fn is_done(member: &Member<'_>) -> bool {
+    member.sync == Freshness::InSync && member.state() == State::UpgradeDone && !member.unproven
 }
 
 /// What has to be seen before the bake may end.

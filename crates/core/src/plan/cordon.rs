@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::members::{Freshness, Member};
+use super::members::{Early, Freshness, Member};
 use super::patch::{base_patch, go, warning};
 use super::pool::View;
 use super::walk::{Decision, revision_pending};
@@ -59,9 +59,9 @@ pub(super) fn cordon(view: &View<'_>, member: &Member<'_>, visit: Option<(&Visit
     Decision::act(Reason::Moving { to }, Action::PatchNode(patch))
 }
 
-/// A node that came up with the new driver before its stage is open: ONE patch takes it out, and it is proven like a
-/// canary. Work that is on it stays.
-pub(super) fn take_in(view: &View<'_>, member: &Member<'_>, stage: &str) -> Decision {
+/// A node that came up with the new driver by itself: ONE patch takes it out, and it is proven like a canary. Work that is
+/// on it stays.
+pub(super) fn take_in(view: &View<'_>, member: &Member<'_>, early: &Early) -> Decision {
     let now = view.snapshot.now;
     let Some(target) = member.target else { return Decision::stay(revision_pending(member)) };
     let to = State::PodRestartRequired;
@@ -73,9 +73,12 @@ pub(super) fn take_in(view: &View<'_>, member: &Member<'_>, stage: &str) -> Deci
     visit.early = true;
     visit.before = clients::before(view, member);
     patch.annotations.set(VISIT_ANNOTATION, Some(visit.to_text()));
-    let message = format!(
-        "The node came up with the new driver before stage {stage} is open; it is cordoned and proven like a canary"
-    );
+    let when = match early {
+        Early::Stage(stage) => format!("before stage {stage} is open"),
+        Early::Gates => "by itself, past its gates".to_owned(),
+    };
+    let message =
+        format!("The node came up with the new driver {when}; it is cordoned and proven like a canary");
     patch.event = Some(warning(view, message));
     Decision::act(Reason::Moving { to }, Action::PatchNode(patch))
 }

@@ -204,17 +204,15 @@ fn hold_ends(view: &View<'_>, member: &Member<'_>, hold: &HealthHold) -> Timesta
 pub(super) fn sign(view: &View<'_>, member: &Member<'_>, visit: &Visit, patch: &mut NodePatch) {
     let node = member.node;
     let cordoned = node.unschedulable && patch.unschedulable != Some(false);
-    let boot = Some(node.boot_id.to_string()).filter(|boot| !boot.is_empty());
     let in_one_go = visit.drivers.values().all(|walk| walk.attempts == 0);
     let (rollouts, gates) = known_after(node, visit);
     let mut pods = node.last_visit.as_ref().map(|last| last.pods.clone()).unwrap_or_default();
-    let pod = member.pod.map(|pod| DriverPod { uid: pod.uid.clone(), restarts: pod.restarts });
+    let pod = member.pod.map(|pod| DriverPod::of(pod, node));
     pods.extend(pod.map(|pod| (view.policy.driver.clone(), pod)));
     let last = LastVisit {
         rollout: visit.rollout.clone(),
         began: in_one_go.then_some(visit.since),
         ended: view.snapshot.now,
-        boot,
         early: visit.early,
         rollouts,
         gates,

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use super::members::Start;
+use super::members::{Early, Start};
 use super::stages::Room;
 use super::waves::{self, Cost, Job, Ties, Unit};
 use crate::names::NodeName;
@@ -93,10 +93,15 @@ impl Ledger {
         }
     }
 
-    /// A node that has come up with the new driver by itself is taken out, whatever the limits say.
-    pub(super) fn take_in(&mut self, already_out: bool) {
+    /// A node that has come up with the new driver by itself is taken out, whatever slots there are; but never a whole fleet
+    /// at once: the others follow when there is room.
+    pub(super) fn take_in(&mut self, already_out: bool, early: Early) -> Start {
+        if !already_out && self.out >= self.max_out.max(1) {
+            return Start::Waits { ahead: 0, together: 1, limit: Some(self.unavailable()) };
+        }
         self.moving += 1;
         self.out += usize::from(!already_out);
+        Start::Early(early)
     }
 
     /// How many more could start, if each of them were in service now.
@@ -123,7 +128,11 @@ impl Ledger {
             refusal.is_none()
         });
         let take = |cost: &Cost<'_>| self.will_take(cost) && ties.will_take(cost) && will_take(rooms, cost);
-        let units = waves::gangs(units, take);
+        // A ramp is there to try a version on a few first: a job that runs on all of them must not undo that.
+        let ramps = |cost: &Cost<'_>| {
+            cost.stages().all(|(stage, nodes, _)| rooms.get(stage).is_none_or(|room| room.ramps_to(nodes)))
+        };
+        let units = waves::gangs(units, |cost| take(cost) && ramps(cost));
         let (own, units): (Vec<_>, Vec<_>) =
             units.into_iter().partition(|unit| unmarked > 0 && unit.has_own());
         for unit in units {

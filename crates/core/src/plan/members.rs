@@ -45,6 +45,8 @@ pub(super) struct Member<'a> {
     pub(super) setback: Option<&'a Setback>,
     /// Its stage moves, or the pool goes as one.
     pub(super) stage_moves: bool,
+    /// It came to the wanted version by itself, and its gates have not seen it there: it does not count as done.
+    pub(super) unproven: bool,
     /// What the ledger says about a start.
     pub(super) start: Start,
     /// The atom whose wave it belongs to.
@@ -61,11 +63,8 @@ pub(super) enum Start {
     /// It could not start if it had a slot.
     No(Box<Reason>),
     Granted,
-    /// It has, by itself: it came up with the new driver before its stage is open, and has to be proven.
-    Early {
-        /// The stage.
-        stage: String,
-    },
+    /// It has, by itself: it came up with the new driver, and has to be proven.
+    Early(Early),
     /// For a slot.
     Waits {
         /// So many nodes are before it.
@@ -75,6 +74,14 @@ pub(super) enum Start {
         /// The limit of its stage, if that is the one that binds.
         limit: Option<Limit>,
     },
+}
+
+/// Why a node that came up with the new driver by itself is taken out.
+pub(super) enum Early {
+    /// The stage of this name, which it belongs to, is not open.
+    Stage(String),
+    /// Its gates have not seen the driver.
+    Gates,
 }
 
 /// Where a node stands, and who says so.
@@ -301,6 +308,7 @@ fn member<'a>(
         pending: None,
         setback: None,
         stage_moves: true,
+        unproven: false,
         start: Start::NotDue,
         atom: policy.topology.atom_of(node.labels()).filter(|_| !alone),
         oldest_client,

@@ -69,7 +69,7 @@ pub use refresh::{ClientFacts, NodeClients, Outcome, client_survey};
 pub use removal::{undeletable, uses_device};
 pub use rollout::newest_rollout;
 
-use crate::action::Action;
+use crate::action::{Action, Event};
 use crate::api::{MatrixStatus, StageStatus};
 use crate::contract::State;
 use crate::names::{DriverName, NodeName, PoolName, RevisionHash};
@@ -110,8 +110,10 @@ pub struct PoolPlan {
     pub version: Option<DriverVersion>,
     /// How far each stage is; none if the pool goes as one.
     pub stages: Vec<StageStatus>,
-    /// Nodes that came up with the new driver before their stage was open, the first by name.
+    /// Nodes that came up with the new driver by themselves and were taken out for it, the first by name.
     pub early: Vec<String>,
+    /// What gates said of a stage as a whole, for the nodes that they ran on.
+    pub events: Vec<(NodeName, Event)>,
     /// Nodes to which something happened soon after they were given back by a rollout, and what.
     pub relapses: BTreeMap<NodeName, (String, String)>,
     /// What the version matrix says, if the policy names one.
@@ -149,10 +151,23 @@ pub fn plan(snapshot: &Snapshot) -> Plan {
     let mut pass = pool::Pass::begin(snapshot, &pools);
     for pool in &pools {
         let pool_plan = pool::plan_pool(snapshot, pool, &mut pass, &mut plan);
+        let before = plan.actions.len();
         rollout::report(snapshot, pool, &pool_plan, &mut plan);
+        tell_nodes(&mut plan.actions[before..], &pool_plan);
         plan.pools.push(pool_plan);
     }
     plan
+}
+
+/// What gates said of a stage is told on their nodes by the write that says it in the rollout: once, like that.
+fn tell_nodes(reports: &mut [Action], pool: &PoolPlan) {
+    for report in reports {
+        if let Action::RolloutStatus { status, events, .. } = report
+            && status.stages == pool.stages
+        {
+            events.clone_from(&pool.events);
+        }
+    }
 }
 
 impl Plan {

@@ -15,9 +15,7 @@ pub(super) fn go(view: &View<'_>, member: &Member<'_>, to: State, walk: Option<W
         if let (Some(failure), Some(event)) = (&walk.failure, &mut patch.event) {
             event.warning = true;
             event.message = format!("{}. Cause: {}", event.message, failure.cause);
-            if let Some(log) = failure.cause.log() {
-                event.message = format!("{}. Its log ends with: {}", event.message, end_of(log));
-            }
+            event.message.push_str(&ends_with(failure.cause.log().unwrap_or_default()));
         }
         if let Standing::Visit(visit, _) = member.standing {
             patch.annotations.set(VISIT_ANNOTATION, Some(with_walk(view, visit, walk).to_text()));
@@ -27,9 +25,10 @@ pub(super) fn go(view: &View<'_>, member: &Member<'_>, to: State, walk: Option<W
 }
 
 /// As much of a log as people read in a list of events.
-fn end_of(log: &str) -> &str {
+pub(super) fn ends_with(log: &str) -> String {
     const BYTES: usize = 500;
-    &log[log.ceil_char_boundary(log.len().saturating_sub(BYTES))..]
+    let end = &log[log.ceil_char_boundary(log.len().saturating_sub(BYTES))..];
+    if end.is_empty() { String::new() } else { format!(". Its log ends with: {end}") }
 }
 
 /// Writes record and label again, without a transition.

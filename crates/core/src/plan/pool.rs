@@ -9,8 +9,8 @@ use super::ledger::{Candidate, Ledger};
 use super::members::{Freshness, Member, Standing, Start, members};
 use super::removal::BudgetBook;
 use super::rollback::{self, Wanted};
-use super::stages::Stages;
-use super::start::{Hopeless, may_start};
+use super::stages::{self, Stages};
+use super::start::{Hopeless, may_start, other_driver};
 use super::walk::{self, Decision};
 use super::waves::{Job, Ties};
 use super::{Plan, PoolPlan, PoolStatus, Verdict};
@@ -75,13 +75,12 @@ impl<'a> View<'a> {
         let daemon_sets = daemon_sets(snapshot, policy);
         let targets = targets(snapshot, &daemon_sets);
         let target = target_map(&targets, &daemon_sets);
-        let version = daemon_sets.iter().find_map(|ds| ds.driver_version.as_ref());
-        let wanted = Wanted { target: &target, version };
+        let wanted = Wanted::of(&target, &daemon_sets);
         let rollout = super::rollout::current(snapshot, pool, &target);
         let begun = rollout.as_ref().and_then(|name| snapshot.rollouts.get(name));
         let goes_back = match begun {
             Some(begun) => begun.spec.rollback_of.is_some(),
-            None => rollback::taken_back(snapshot, pool, wanted).is_some(),
+            None => rollback::taken_back(snapshot, pool, &wanted).is_some(),
         };
         let others = pools.iter().filter(|other| other.name != pool.name);
         let others = others.filter_map(|other| other.policy.as_ref().ok());
@@ -95,10 +94,10 @@ impl<'a> View<'a> {
             policy,
             targets,
             aborted: rollout.clone().filter(is_aborted),
-            condemned: rollback::refusal(snapshot, pool, wanted),
+            condemned: rollback::refusal(snapshot, pool, &wanted),
             unlisted: if goes_back { BTreeMap::new() } else { unlisted },
             goes_back,
-            way_back_of: rollback::way_back_of(snapshot, pool, begun, wanted),
+            way_back_of: rollback::way_back_of(snapshot, pool, begun, &wanted),
             rollout,
             rivals,
             siblings,
@@ -130,6 +129,15 @@ impl<'a> View<'a> {
     /// Work that leaves a node should find its way to one that is done: nodes are on their way, and more will follow.
     pub(super) fn steers_work(&self) -> bool {
         self.policy.rollout.prefer_upgraded && !self.is_called_off()
+    }
+
+    /// A window is open, for a visit or for the rest of those `begun` in it.
+    pub(super) fn is_at_work(&self, begun: impl Fn() -> bool) -> bool {
+        match self.opening {
+            Opening::Always | Opening::Open { .. } => true,
+            Opening::TooShort { .. } => begun(),
+            Opening::Closed { .. } => false,
+        }
     }
 
     /// Why the matrix keeps a node from starting. One without any driver is brought the wanted one.
@@ -224,6 +232,7 @@ pub(super) fn plan_pool<'a>(
         version: None,
         stages: Vec::new(),
         early: Vec::new(),
+        events: Vec::new(),
         relapses: BTreeMap::new(),
         matrix: None,
     };
@@ -255,16 +264,21 @@ pub(super) fn plan_pool<'a>(
     for (member, decision) in members.iter().zip(together) {
         verdicts.push(settle(&view, member, decision, pass, plan, &mut result.relapses));
     }
-    if let Opening::Open { until } = view.opening
-        && members.iter().any(|member| member.state() == State::UpgradeRequired)
-    {
-        plan.wake(until);
-    }
+    let waits = match view.opening {
+        Opening::Open { until } => Some((until, members.iter().any(|m| m.state() == State::UpgradeRequired))),
+        // Whoever is unwelcome until then is welcome again.
+        Opening::TooShort { until, .. } => {
+            Some((until, members.iter().any(|m| m.node.has_taint(&policy.keys.pending))))
+        }
+        Opening::Always | Opening::Closed { .. } => None,
+    };
+    waits.filter(|(_, anybody)| *anybody).into_iter().for_each(|(until, _)| plan.wake(until));
     result.stages = match result.status {
         PoolStatus::Active => {
             let progress = stages.progress(&view, &members);
             progress.asked.wake_at.into_iter().for_each(|at| plan.wake(at));
             plan.actions.extend(progress.asked.actions);
+            result.events = progress.asked.events;
             progress.stages
         }
         // What was said stays said, and nothing opens.
@@ -279,7 +293,7 @@ pub(super) fn plan_pool<'a>(
     result
 }
 
-/// Nodes that came up with the new driver before their stage was open, as far as they show it.
+/// Nodes that came up with the new driver by themselves and were taken out for it, as far as they show it.
 fn early(view: &View<'_>, members: &[Member<'_>]) -> Vec<String> {
     let here = |member: &&Member<'_>| matches!(member.standing, Standing::Visit(visit, _) if visit.early);
     let before = |member: &&Member<'_>| {
@@ -438,7 +452,7 @@ fn muster<'a>(
     let policy = view.policy;
     let (mut ledger, mut ties) = (Ledger::open(policy), Ties::new(policy));
     let (mut mustered, mut candidates) = (Vec::with_capacity(view.snapshot.nodes.len()), Vec::new());
-    let mut unmarked = 0;
+    let (mut unmarked, proves) = (0, stages::proves_nodes(view));
     for (index, mut member) in members(view, daemon_sets).enumerate() {
         let pending = member.moving_to(policy);
         let mended = *status == PoolStatus::Active && walk::is_mended(policy, &member);
@@ -456,7 +470,8 @@ fn muster<'a>(
         let ready = *status == PoolStatus::Active && free;
         unmarked += usize::from(!refuses && claimed.is_none() && member.is_about_to_be_marked());
         let mut starts = false;
-        if ready && member.state() == State::UpgradeRequired {
+        member.unproven = proves && stages::is_unproven(view, &member);
+        if ready && member.state() == State::UpgradeRequired && !member.unproven {
             match may_start(view, &member) {
                 Ok(()) => {
                     candidates.push(candidate(view, index, &member));
@@ -467,7 +482,7 @@ fn muster<'a>(
         }
         match member.atom {
             Some(atom) if walking => ties.begin(atom),
-            Some(atom) if !starts && member.is_due() => {
+            Some(atom) if !starts && member.is_due() && !member.unproven => {
                 ties.hold(atom, member.name, why_not(&member, claimed));
             }
             _ => {}
@@ -480,14 +495,16 @@ fn muster<'a>(
         member.stage_moves = stages.index(index).is_none_or(|stage| stages.moves(stage));
         let settled = member.pending.is_none() && !member.refuses(view.snapshot.now);
         let claimed = claims.contains_key(&(&view.pool.driver, member.name));
-        // Never a whole fleet at once, whatever came up: the others follow when there is room.
-        let room = member.node.is_out() || ledger.out < ledger.max_out.max(1);
-        if let Some(stage) = stages.early(view, index, member).filter(|_| settled && !claimed && room) {
-            ledger.take_in(member.node.is_out());
-            member.start = Start::Early { stage };
+        if let Some(early) = stages.early(view, index, member).filter(|_| settled && !claimed) {
+            let refusal = health::refuses(view, member)
+                .or_else(|| other_driver(view, member).map(|driver| Reason::OtherDriver { driver }));
+            member.start = refusal.map_or_else(
+                || ledger.take_in(member.node.is_out(), early),
+                |reason| Start::No(Box::new(reason)),
+            );
         }
     }
-    candidates.retain(|candidate| !matches!(mustered[candidate.index].start, Start::Early { .. }));
+    candidates.retain(|candidate| !matches!(mustered[candidate.index].start, Start::Early(_)));
     candidates.retain_mut(|candidate| {
         candidate.stage = stages.index(candidate.index);
         let refusal = candidate.stage.and_then(|stage| stages.refuses(stage));

@@ -6,18 +6,21 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::gates::{self, Make, Said};
 use super::members::{Freshness, Member};
+use super::patch::ends_with;
 use super::pool::View;
-use crate::action::Action;
+use crate::action::{Action, Event};
 use crate::api::{GateStatus, GateWhen, StageStatus};
 use crate::contract::State;
 use crate::gate::{Gate, GateRun, JobFacts, KEPT, Numbers, Sample, Verdict};
 use crate::names::{GateName, NodeName};
 use crate::visit::Cause;
 
-/// Jobs to be made, and when to look again.
+/// Jobs to be made, what was said, and when to look again.
 #[derive(Default)]
 pub(super) struct Asked {
     pub(super) actions: Vec<Action>,
+    /// What gates said, for the nodes that they ran on.
+    pub(super) events: Vec<(NodeName, Event)>,
     pub(super) wake_at: Option<Timestamp>,
 }
 
@@ -44,6 +47,13 @@ impl Asked {
             }
         }
         None
+    }
+
+    /// A gate has said something about these nodes.
+    fn tell(&mut self, view: &View<'_>, nodes: &[NodeName], warning: bool, message: &str) {
+        let event =
+            || Event { warning, reason: view.policy.keys.event_reason.clone(), message: message.to_owned() };
+        self.events.extend(nodes.iter().map(|node| (node.clone(), event())));
     }
 
     fn wait(&mut self, runs: &gates::Runs) {
@@ -88,13 +98,22 @@ pub(super) fn at_end(
             let has = fit.len();
             return End::Waits(format!("gate {name} needs {wanted} nodes in service; the stage has {has}"));
         }
-        let names = || fit.iter().map(|member| member.name.clone()).collect();
+        let names: Vec<NodeName> = match begun.filter(|_| said.is_some()) {
+            Some(job) => job.run.nodes.clone(),
+            None => fit.iter().map(|member| member.name.clone()).collect(),
+        };
         let said =
-            said.unwrap_or_else(|| gates::ask(view, gate, run(view, gate, &stage, names(), END), None));
+            said.unwrap_or_else(|| gates::ask(view, gate, run(view, gate, &stage, names.clone(), END), None));
         match said {
-            Said::Passed { took, .. } => entry(status, name, GateWhen::Stage).pass(took.as_secs()),
+            Said::Passed { took, .. } => {
+                let message = format!("Gate {name} passed in {took:#} at the end of stage {stage}");
+                asked.tell(view, &names, false, &message);
+                entry(status, name, GateWhen::Stage).pass(took.as_secs());
+            }
             Said::Failed { why, log } => {
                 let message = format!("gate {name} {why}");
+                let told = format!("Gate {name} at the end of stage {stage} {why}{}", ends_with(&log));
+                asked.tell(view, &names, true, &told);
                 let entry = entry(status, name, GateWhen::Stage);
                 (entry.failed, entry.message) = (entry.failed + 1, Some(why));
                 entry.log = Some(log.into()).filter(|log: &String| !log.is_empty());
@@ -134,14 +153,17 @@ pub(super) struct Rounds {
 /// A gate that said no during a bake.
 pub(super) struct Refusal {
     /// Which, where and why.
-    pub(super) what: String,
+    what: String,
     gate: GateName,
+    node: NodeName,
     log: Box<str>,
 }
 
 impl Refusal {
     /// Writes it down.
-    pub(super) fn enter(self, status: &mut StageStatus) -> String {
+    pub(super) fn enter(self, view: &View<'_>, status: &mut StageStatus, asked: &mut Asked) -> String {
+        let told = format!("In the bake of stage {}, {}{}", status.name, self.what, ends_with(&self.log));
+        asked.tell(view, &[self.node], true, &told);
         let entry = entry(status, &self.gate, GateWhen::Bake);
         (entry.failed, entry.message) = (entry.failed + 1, Some(self.what.clone()));
         entry.log = Some(self.log.into()).filter(|log: &String| !log.is_empty());
@@ -215,7 +237,8 @@ fn ask_again(
     match said {
         Said::Passed { .. } => {}
         Said::Failed { why, log } => {
-            rounds.failed = Some(Refusal { what: format!("{on} {why}"), gate: gate.name.clone(), log });
+            let (gate, node) = (gate.name.clone(), member.name.clone());
+            rounds.failed = Some(Refusal { what: format!("{on} {why}"), gate, node, log });
         }
         Said::Unjudged { why } => {
             rounds.unjudged.get_or_insert(format!("{on} {why}; time counts again when it has passed"));
@@ -242,6 +265,7 @@ pub(super) fn count_rounds(
     status: &mut StageStatus,
     nodes: &[&Member<'_>],
     (from, to): (Timestamp, Timestamp),
+    asked: &mut Asked,
 ) {
     let stage = status.name.clone();
     for gate in view.policy.rollout.node_gates().filter(|gate| gate.repeat.is_some()) {
@@ -252,6 +276,9 @@ pub(super) fn count_rounds(
             let Some(job) = view.snapshot.gate_job(&facts.name) else { continue };
             match gates::judge(gate, before, &job) {
                 Verdict::Passed { took, .. } => {
+                    let message =
+                        format!("Gate {} passed in {took:#} in the bake of stage {stage}", gate.name);
+                    asked.tell(view, &facts.run.nodes, false, &message);
                     entry(status, &gate.name, GateWhen::Bake).pass(took.as_secs());
                 }
                 Verdict::Unjudged { why } => {
@@ -305,7 +332,8 @@ fn before<'a>(view: &View<'_>, member: &Member<'a>, gate: &Gate) -> Option<&'a N
 }
 
 fn is_in_service(member: &Member<'_>) -> bool {
-    member.state() == State::UpgradeDone && member.sync == Freshness::InSync && member.node.ready
+    let done = member.state() == State::UpgradeDone && member.sync == Freshness::InSync;
+    done && !member.unproven && member.node.ready
 }
 
 /// What gates at the end of a stage, and those that are repeated in its bake, are about: the first word of it.

@@ -31,10 +31,17 @@ const PATIENCE: SignedDuration = SignedDuration::from_mins(1);
 type Target = BTreeMap<String, RevisionHash>;
 
 /// What the DaemonSets of a pool ask for.
-#[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
     pub(super) target: &'a Target,
-    pub(super) version: Option<&'a DriverVersion>,
+    /// The driver version of each DaemonSet, where its image's tag tells it.
+    versions: BTreeMap<&'a str, &'a DriverVersion>,
+}
+
+impl<'a> Wanted<'a> {
+    pub(super) fn of(target: &'a Target, daemon_sets: &[&'a DaemonSet]) -> Self {
+        let version = |ds: &&'a DaemonSet| Some((&*ds.name.name, ds.driver_version.as_ref()?));
+        Self { target, versions: daemon_sets.iter().filter_map(version).collect() }
+    }
 }
 
 /// A person has cleared it after it went wrong: its target begins anew, in another rollout.
@@ -52,7 +59,7 @@ pub(super) fn is_forgivable(rollout: &Rollout) -> bool {
 pub(super) fn condemned<'a>(
     snapshot: &'a Snapshot,
     pool: &'a Pool,
-    wanted: Wanted<'_>,
+    wanted: &Wanted<'_>,
 ) -> Option<(u32, &'a Rollout)> {
     let newest = newest(snapshot, pool).map(|(number, _)| number);
     let found = rollouts(snapshot, pool).filter(|(number, rollout)| {
@@ -63,7 +70,7 @@ pub(super) fn condemned<'a>(
 }
 
 /// Why nobody may start towards what is wanted.
-pub(super) fn refusal(snapshot: &Snapshot, pool: &Pool, wanted: Wanted<'_>) -> Option<Reason> {
+pub(super) fn refusal(snapshot: &Snapshot, pool: &Pool, wanted: &Wanted<'_>) -> Option<Reason> {
     let (number, rollout) = condemned(snapshot, pool, wanted)?;
     let status = rollout.status.as_ref();
     let decided = status.and_then(|status| status.rollback.as_ref()).map(|back| back.why.clone());
@@ -76,43 +83,46 @@ pub(super) fn refusal(snapshot: &Snapshot, pool: &Pool, wanted: Wanted<'_>) -> O
 
 /// The same revisions; or the same driver version, where that was what changed. As long as one of several DaemonSets has
 /// not been put back, a version that is taken back is still there.
-fn speaks_of(rollout: &Rollout, wanted: Wanted<'_>) -> bool {
+fn speaks_of(rollout: &Rollout, wanted: &Wanted<'_>) -> bool {
     let version = parsed(rollout.spec.version.as_deref());
     let before = parsed(rollout.spec.previous.as_ref().and_then(|previous| previous.version.as_deref()));
-    let same_version = version.is_some() && version.as_ref() == wanted.version;
-    let earlier =
-        rollout.spec.previous.as_ref().is_some_and(|previous| is_same(&previous.target, wanted.target));
-    has_target(rollout, wanted.target)
-        || (rollout.is_taken_back() && wanted.target.iter().any(|(ds, hash)| is_new(rollout, ds, hash)))
-        || (same_version && before.is_some() && before != version && !earlier)
+    let brings = version.filter(|version| before.is_some_and(|before| before != *version));
+    let has_version = |ds: &str| brings.is_some() && wanted.versions.get(ds).copied() == brings.as_ref();
+    let condemns = |(ds, hash): (&String, &RevisionHash)| {
+        (rollout.is_taken_back() && is_new(rollout, ds, hash))
+            || (has_version(ds) && before_it(rollout, ds) != Some(hash.as_str()))
+    };
+    has_target(rollout, wanted.target) || wanted.target.iter().any(condemns)
 }
 
 /// This revision of a DaemonSet came with the rollout.
 fn is_new(rollout: &Rollout, daemon_set: &str, hash: &RevisionHash) -> bool {
-    let of =
-        |target: &BTreeMap<String, String>| target.get(daemon_set).map(String::as_str) == Some(hash.as_str());
-    of(&rollout.spec.target) && !rollout.spec.previous.as_ref().is_some_and(|previous| of(&previous.target))
+    let target = rollout.spec.target.get(daemon_set).map(String::as_str);
+    target == Some(hash.as_str()) && before_it(rollout, daemon_set) != target
+}
+
+/// The revision of a DaemonSet before the rollout. What the rollout does not change is not written down as something that
+/// ran before: it is what it was.
+fn before_it<'a>(rollout: &'a Rollout, daemon_set: &str) -> Option<&'a str> {
+    let changed = rollout.spec.previous.as_ref()?.target.get(daemon_set);
+    changed.or_else(|| rollout.spec.target.get(daemon_set)).map(String::as_str)
 }
 
 fn parsed(version: Option<&str>) -> Option<DriverVersion> {
     version.and_then(|version| version.parse().ok())
 }
 
-/// The number of the rollout that a new one towards what is wanted would take back.
-pub(super) fn taken_back(snapshot: &Snapshot, pool: &Pool, wanted: Wanted<'_>) -> Option<u32> {
+/// The number of the rollout that a new one towards what is wanted would take back: each DaemonSet has its revision of
+/// before, or another one of the version of before.
+pub(super) fn taken_back(snapshot: &Snapshot, pool: &Pool, wanted: &Wanted<'_>) -> Option<u32> {
     let (number, rollout) = newest(snapshot, pool)?;
-    let previous = rollout.spec.previous.as_ref()?;
-    let same_version =
-        wanted.version.is_some() && parsed(previous.version.as_deref()).as_ref() == wanted.version;
-    let goes_back = is_same(&previous.target, wanted.target) || same_version;
-    (rollout.is_taken_back() && !has_target(rollout, wanted.target) && goes_back).then_some(number)
-}
-
-fn is_same(recorded: &BTreeMap<String, String>, target: &Target) -> bool {
-    recorded
-        .iter()
-        .map(|(k, v)| (k.as_str(), v.as_str()))
-        .eq(target.iter().map(|(k, v)| (k.as_str(), v.as_str())))
+    let version = parsed(rollout.spec.previous.as_ref()?.version.as_deref());
+    let has_version = |ds: &str| version.is_some() && wanted.versions.get(ds).copied() == version.as_ref();
+    let is_back = |(ds, hash): (&String, &RevisionHash)| {
+        before_it(rollout, ds) == Some(hash.as_str()) || has_version(ds)
+    };
+    let goes_back = !has_target(rollout, wanted.target) && wanted.target.iter().all(is_back);
+    (rollout.is_taken_back() && !wanted.target.is_empty() && goes_back).then_some(number)
 }
 
 /// The rollout that nodes come back from: the one under way says so, or a new one would.
@@ -120,7 +130,7 @@ pub(super) fn way_back_of<'a>(
     snapshot: &'a Snapshot,
     pool: &Pool,
     begun: Option<&Rollout>,
-    wanted: Wanted<'_>,
+    wanted: &Wanted<'_>,
 ) -> Option<&'a Rollout> {
     let bad = match begun {
         Some(begun) => begun.spec.rollback_of.clone()?,
@@ -151,27 +161,62 @@ pub(super) fn spares(view: &View<'_>, pod: &Pod, ds: &DaemonSet) -> bool {
         && !rollouts(view.snapshot, view.pool).any(|(_, rollout)| has_to_go(rollout))
 }
 
-/// What most driver pods are of that are not of the new revision.
-pub(super) fn previous(snapshot: &Snapshot, pool: &Pool, wanted: Wanted<'_>) -> Option<Previous> {
-    let mut found = Previous::default();
+/// What a new rollout comes from.
+pub(super) struct Origin {
+    pub(super) previous: Previous,
+    /// The version that it brings, of the same DaemonSet as the one that ran before.
+    pub(super) version: Option<DriverVersion>,
+}
+
+/// What ran before in each DaemonSet that a new rollout changes. The versions are of the first whose version changes, or else
+/// of the first that changes at all.
+pub(super) fn origin(snapshot: &Snapshot, pool: &Pool, wanted: &Wanted<'_>) -> Option<Origin> {
+    let mut target = BTreeMap::new();
+    let mut versions = None;
     for ds in daemon_sets(snapshot, pool.policy.as_ref().ok()?) {
-        let target = wanted.target.get(ds.name.name.as_ref());
-        let mut counts: BTreeMap<&RevisionHash, (usize, &str)> = BTreeMap::new();
-        for pod in snapshot.pods.values().flat_map(BTreeMap::values) {
-            let owned = pod.owner.as_ref().is_some_and(|owner| owner.uid == ds.uid);
-            if let Some(hash) = pod.revision.as_ref().filter(|hash| owned && Some(*hash) != target) {
-                let count = counts.entry(hash).or_insert((0, &pod.image));
-                count.0 += 1;
-            }
+        let name = ds.name.name.as_ref();
+        let Some((hash, version)) = ran_before(snapshot, pool, ds, wanted.target.get(name)) else { continue };
+        target.insert(name.to_owned(), hash.to_owned());
+        let change = (version, ds.driver_version.clone());
+        if versions.as_ref().is_none_or(|(from, to)| from == to && change.0 != change.1) {
+            versions = Some(change);
         }
-        let Some((hash, (_, image))) = counts.into_iter().max_by_key(|(_, (count, _))| *count) else {
-            continue;
-        };
-        found.target.insert(ds.name.name.to_string(), hash.to_string());
-        let version = DriverVersion::from_image(image).map(|version| version.to_string());
-        found.version = found.version.or(version);
     }
-    (!found.target.is_empty()).then_some(found)
+    let (from, version) = versions?;
+    Some(Origin { previous: Previous { target, version: from.map(|from| from.to_string()) }, version })
+}
+
+/// What most pods of a DaemonSet are of that are not of the new revision, with its version. Where there are no pods at all,
+/// what was last wanted.
+fn ran_before<'a>(
+    snapshot: &'a Snapshot,
+    pool: &'a Pool,
+    ds: &DaemonSet,
+    target: Option<&RevisionHash>,
+) -> Option<(&'a str, Option<DriverVersion>)> {
+    let mut counts: BTreeMap<&RevisionHash, (usize, &str)> = BTreeMap::new();
+    for pod in snapshot.pods.values().flat_map(BTreeMap::values) {
+        let owned = pod.owner.as_ref().is_some_and(|owner| owner.uid == ds.uid);
+        if let Some(hash) = pod.revision.as_ref().filter(|_| owned) {
+            counts.entry(hash).or_insert((0, &pod.image)).0 += 1;
+        }
+    }
+    if counts.is_empty() {
+        let last = rollouts(snapshot, pool).filter(|(_, rollout)| is_forgivable(rollout));
+        let (_, last) = last.max_by_key(|(number, _)| *number)?;
+        let hash = last.spec.target.get(ds.name.name.as_ref()).map(String::as_str);
+        let hash = hash.filter(|hash| target.is_some_and(|target| target.as_str() != *hash))?;
+        return Some((hash, version_of(snapshot, ds, hash)));
+    }
+    let others = counts.into_iter().filter(|(hash, _)| Some(*hash) != target);
+    let (hash, (_, image)) = others.max_by_key(|(_, (count, _))| *count)?;
+    Some((hash.as_str(), DriverVersion::from_image(image)))
+}
+
+/// The driver version of a revision, as long as that is there.
+fn version_of(snapshot: &Snapshot, ds: &DaemonSet, hash: &str) -> Option<DriverVersion> {
+    let mut revisions = snapshot.revisions.values().filter(|revision| revision.owner == ds.uid);
+    revisions.find(|revision| revision.hash.as_str() == hash)?.driver_version.clone()
 }
 
 /// The rollback that the rollout of the wanted version says it is in, or that it begins now.
@@ -279,9 +324,16 @@ fn way_back(
     let is_back = |ds: &DaemonSet| {
         target.get(ds.name.name.as_ref()).is_some_and(|hash| !is_new(rollout, &ds.name.name, hash))
     };
-    for ds in daemon_sets(snapshot, policy).into_iter().filter(|ds| !is_back(ds)) {
+    let daemon_sets = daemon_sets(snapshot, policy);
+    // DaemonSets of one pool may be rendered from several objects, and come from different versions.
+    let version_before = |source: &Source| {
+        let mut rendered = daemon_sets.iter().filter(|ds| ds.rendered_by.as_ref() == Some(source));
+        let own = rendered.find_map(|ds| version_of(snapshot, ds, previous.target.get(&*ds.name.name)?));
+        own.map(|version| version.to_string()).or_else(|| previous.version.clone())
+    };
+    for ds in daemon_sets.iter().filter(|ds| !is_back(ds)) {
         let way = match &ds.rendered_by {
-            Some(source) => put_version_back(snapshot, source, rollout, previous)?,
+            Some(source) => put_version_back(snapshot, source, ds, version_before(source))?,
             None => Some(put_template_back(snapshot, ds, previous)?),
         };
         ways.extend(way.filter(|way| !ways.contains(way)));
@@ -292,12 +344,12 @@ fn way_back(
 fn put_version_back(
     snapshot: &Snapshot,
     source: &Source,
-    rollout: &Rollout,
-    previous: &Previous,
+    ds: &DaemonSet,
+    before: Option<String>,
 ) -> Result<Option<PutBack>, String> {
     let field = source.version_field();
     let by_hand = |to: &str| format!("set {field} of {source} back to {to}");
-    let Some(to) = &previous.version else {
+    let Some(to) = &before else {
         return Err(format!("which version ran before is not known; {}", by_hand("it by hand")));
     };
     if let Some(owner) = snapshot.sources.managers.get(source) {
@@ -315,8 +367,7 @@ fn put_version_back(
         return Ok(None); // its operator has to render it
     }
     // The field may say more than a version, or something else than the image's tag.
-    let expected = parsed(rollout.spec.version.as_deref());
-    if from.is_empty() || parsed(Some(from)) != expected {
+    if from.is_empty() || parsed(Some(from)) != ds.driver_version {
         return Err(format!(
             "its {field} is \"{from}\", which is not what the image is tagged with; {} by hand",
             by_hand(to)

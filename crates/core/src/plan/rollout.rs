@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::rollback::{self, Wanted};
+use super::pool::daemon_sets;
+use super::rollback::{self, Origin, Wanted};
 use super::{Plan, PoolPlan, PoolStatus, Verdict, timeline};
 use crate::action::Action;
 use crate::api::{
@@ -89,9 +90,10 @@ pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &m
     if done.target.is_empty() || matches!(done.status, PoolStatus::Frozen(_)) {
         return;
     }
-    let wanted = Wanted { target: &done.target, version: done.version.as_ref() };
+    let Ok(policy) = &pool.policy else { return };
+    let wanted = Wanted::of(&done.target, &daemon_sets(snapshot, policy));
     let current = newest.filter(|(_, rollout)| is_current(rollout, &done.target));
-    let condemned = rollback::condemned(snapshot, pool, wanted);
+    let condemned = rollback::condemned(snapshot, pool, &wanted);
     let others = rollouts(snapshot, pool).filter(|(number, _)| current.is_none_or(|(now, _)| *number != now));
     for (older, rollout) in others {
         let name = name(pool, older);
@@ -110,9 +112,9 @@ pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &m
         let has_to_move = |v: &Verdict| waits(v) || v.state.in_flight();
         let may = done.status == PoolStatus::Active && condemned.is_none();
         // A way back is written down even if no node has to go it: what comes after it is no way back any more.
-        let goes_back = || rollback::taken_back(snapshot, pool, wanted).is_some();
+        let goes_back = || rollback::taken_back(snapshot, pool, &wanted).is_some();
         if may && (done.nodes.values().any(has_to_move) || goes_back()) {
-            create(snapshot, pool, done, newest.map_or(1, |(number, _)| number + 1), plan);
+            create(snapshot, pool, done, &wanted, newest.map_or(1, |(number, _)| number + 1), plan);
         }
         return;
     };
@@ -124,18 +126,29 @@ pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &m
     relapses(snapshot, done, plan);
 }
 
-fn create(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, number: u32, plan: &mut Plan) {
-    let wanted = Wanted { target: &done.target, version: done.version.as_ref() };
+fn create(
+    snapshot: &Snapshot,
+    pool: &Pool,
+    done: &PoolPlan,
+    wanted: &Wanted<'_>,
+    number: u32,
+    plan: &mut Plan,
+) {
     let new = name(pool, number);
     if !may_write(snapshot, &Object::Rollout(new.clone()), plan) {
         return;
     }
     let target = done.target.iter().map(|(ds, hash)| (ds.clone(), hash.to_string())).collect();
     let taken_back = rollback::taken_back(snapshot, pool, wanted);
+    // The way back has no way back.
+    let origin = rollback::origin(snapshot, pool, wanted).filter(|_| taken_back.is_none());
+    let (previous, version) = match origin {
+        Some(Origin { previous, version }) => (Some(previous), version),
+        None => (None, done.version.clone()),
+    };
     let spec = RolloutSpec {
-        version: done.version.as_ref().map(ToString::to_string),
-        // The way back has no way back.
-        previous: rollback::previous(snapshot, pool, wanted).filter(|_| taken_back.is_none()),
+        version: version.map(|version| version.to_string()),
+        previous,
         rollback_of: taken_back.map(|number| name(pool, number)),
         ..RolloutSpec::new(pool.name.as_str(), done.driver.as_str(), target)
     };
@@ -252,7 +265,7 @@ fn progress(
 
 fn say(snapshot: &Snapshot, name: &str, status: RolloutStatus) -> Action {
     let seen = snapshot.rollouts.get(name).map(|rollout| rollout.version).unwrap_or_default();
-    Action::RolloutStatus { name: name.to_owned(), seen, status }
+    Action::RolloutStatus { name: name.to_owned(), seen, status, events: Vec::new() }
 }
 
 /// Only numbers have changed since then.

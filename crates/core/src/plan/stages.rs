@@ -7,13 +7,12 @@
 use std::borrow::Cow;
 
 use super::bake;
-use super::health;
-use super::members::{Freshness, Member, Standing};
+use super::members::{Early, Freshness, Member, Standing};
 use super::pool::View;
 use super::proofs::{self, Asked, End, Rounds};
-use super::start::other_driver;
+use super::timeline;
 use super::walk::has_lost_its_cordon;
-use crate::api::{Promotion, RolloutPhase, StagePhase, StagePromotion, StageStatus, stamp};
+use crate::api::{Promotion, StagePhase, StagePromotion, StageStatus, stamp};
 use crate::contract::{CANARY_LABEL, State};
 use crate::names::NodeName;
 use crate::policy::{CANARY_STAGE, Pick, RolloutRules, Stage};
@@ -74,7 +73,7 @@ impl<'a> Stages<'a> {
         let of = assign(&stages, members);
         let counts = count(view, &stages, &of, members);
         let said = stages.iter().map(|stage| said.iter().find(|said| said.name == stage.name)).collect();
-        let over = view.said().is_some_and(|status| status.phase == RolloutPhase::Done);
+        let over = view.said().is_some_and(timeline::was_done);
         Self { list: stages, said, promotions: view.promotions(), over, of, counts }
     }
 
@@ -117,9 +116,13 @@ impl<'a> Stages<'a> {
         })
     }
 
-    /// Its nodes may start, as far as stages are concerned.
+    /// Its nodes are on their way, or about to be. While a stage is watched at work, or a person has to open the next one,
+    /// nobody is, not even those who came late.
     pub(super) fn moves(&self, stage: usize) -> bool {
-        !self.is_closed(stage) && !self.said.iter().flatten().any(|said| said.phase.is_bad())
+        let frontier = self.frontier();
+        let rests = |phase: StagePhase| matches!(phase, StagePhase::Baking | StagePhase::AwaitingApproval);
+        let rests = frontier < self.list.len() && rests(self.phase(frontier));
+        !rests && !self.is_closed(stage) && !self.said.iter().flatten().any(|said| said.phase.is_bad())
     }
 
     /// The stages before it come first.
@@ -127,26 +130,13 @@ impl<'a> Stages<'a> {
         !self.list.is_empty() && stage > self.frontier()
     }
 
-    /// The stage of a node that came up with the new driver before that stage is open, and that nobody has proven. A driver
-    /// that is older than the rollout, or that the rollout does not change, is nothing new.
-    pub(super) fn early(&self, view: &View<'_>, member_index: usize, member: &Member<'_>) -> Option<String> {
-        let stage = self.index(member_index).filter(|stage| self.is_closed(*stage))?;
-        let Standing::Label(label) = member.standing else { return None };
-        let moves = label.in_flight() || member.sync != Freshness::InSync || member.needs_driver();
-        if moves || view.is_called_off() {
-            return None;
+    /// Why a node that came up with the new driver by itself has to be proven: its stage is not open, or it has gates.
+    pub(super) fn early(&self, view: &View<'_>, index: usize, member: &Member<'_>) -> Option<Early> {
+        match self.index(index).filter(|stage| self.is_closed(*stage)) {
+            Some(stage) => (came_by_itself(view, member) && !is_skipped(view, member))
+                .then(|| Early::Stage(self.list[stage].name.clone())),
+            None => member.unproven.then_some(Early::Gates),
         }
-        let rollout = view.snapshot.rollouts.get(view.rollout.as_ref()?)?;
-        let since = rollout.status.as_ref()?.started_at.as_ref()?.0;
-        // What the rollout does not change is not in there.
-        rollout.spec.previous.as_ref()?.target.get(&*member.daemon_set?.name.name)?;
-        let new = member.pod.is_some_and(|pod| pod.created > since);
-        let last = member.node.last_visit.as_ref();
-        let proven = last.is_some_and(|last| last.rollout_of(&view.policy.driver) == view.rollout.as_deref());
-        let left_alone = member.node.mark(&view.policy.keys.skip) == Some("true")
-            || health::refuses(view, member).is_some()
-            || other_driver(view, member).is_some();
-        (new && !proven && !left_alone).then(|| self.list[stage].name.clone())
     }
 
     /// What each stage allows apart from the pool's limits.
@@ -221,9 +211,8 @@ impl<'a> Stages<'a> {
                 format!("{} of its {} nodes failed, and at most {limit} may", count.failed, count.total);
             return StageStatus { phase: StagePhase::Failed, message: Some(message), ..before };
         }
-        if count.total == 0 && matches!(stage.pick, Pick::Labelled(_)) {
+        if let Some(message) = self.knows_nothing(index) {
             let phase = if before.phase == StagePhase::Waiting { StagePhase::Moving } else { before.phase };
-            let message = format!("no node of the pool belongs to stage {}; label one", stage.name);
             return StageStatus { phase, message: Some(message), ..before };
         }
         match before.phase {
@@ -232,6 +221,26 @@ impl<'a> Stages<'a> {
             _ if count.is_complete() => self.proving(view, stage, before, nodes, asked),
             _ => StageStatus { phase: StagePhase::Moving, message: None, ..before },
         }
+    }
+
+    /// Why nothing can be learned from a stage, if nobody in it runs the new version: it never passes by default.
+    fn knows_nothing(&self, index: usize) -> Option<String> {
+        let (stage, count) = (&self.list[index], &self.counts[index]);
+        let Stage { name, .. } = stage;
+        if count.total == 0 && matches!(stage.pick, Pick::Labelled(_)) {
+            return Some(format!("no node of the pool belongs to stage {name}; label one"));
+        }
+        // Nobody waits for the last stage, and where no node is left, nobody is harmed.
+        let waited_for = stage.bake.is_some() || index + 1 < self.list.len();
+        let nobody_left = self.of.iter().all(|of| *of < index);
+        if !waited_for || nobody_left || count.done > 0 || !count.is_complete() {
+            return None;
+        }
+        let without = format!("no node of stage {name} is done, so nothing is known of this version");
+        Some(match count.failed {
+            0 => format!("{without}: all of them are skipped"),
+            failed => format!("{without}: {failed} failed; retry one"),
+        })
     }
 
     /// All of its nodes are done: the gates at its end are asked, then its bake begins.
@@ -282,13 +291,13 @@ impl<'a> Stages<'a> {
             proofs::repeat(view, &stage.name, (status.since.0, ends), nodes, asked)
         };
         if let Some(refusal) = rounds.failed.take() {
-            let message = Some(refusal.enter(&mut before));
+            let message = Some(refusal.enter(view, &mut before, asked));
             return StageStatus { phase: StagePhase::Spoiled, message, ..before };
         }
         let look = bake::look(view, rules, &status, nodes, rounds, asked);
         if let bake::Look::Goes(now, _) | bake::Look::Over(now) = &look {
             let between = (status.looked_at.0, now.looked_at.0);
-            proofs::count_rounds(view, &mut before, nodes, between);
+            proofs::count_rounds(view, &mut before, nodes, between, asked);
         }
         match look {
             bake::Look::Goes(status, message) => StageStatus { bake: Some(status), message, ..before },
@@ -347,11 +356,54 @@ fn assign(stages: &[Stage], members: &[Member<'_>]) -> Vec<usize> {
     members.iter().map(|member| (0..last).find(|index| takes(member, *index)).unwrap_or(last)).collect()
 }
 
-/// A person has left it out, and nothing was done to it: its stage does not wait for it.
+/// Nodes that come to the new version by themselves have gates to pass, whether their stage is open or not.
+pub(super) fn proves_nodes(view: &View<'_>) -> bool {
+    view.policy.rollout.node_gates().next().is_some() && !view.said().is_some_and(timeline::was_done)
+}
+
+/// Its gates have not seen it on the version that it came to by itself. Whoever asks for an upgrade of it gets a visit.
+pub(super) fn is_unproven(view: &View<'_>, member: &Member<'_>) -> bool {
+    !member.requested && came_by_itself(view, member) && !is_skipped(view, member)
+}
+
+/// It came to the wanted version by no visit, since the rollout began or since we last left it: its driver pod was lost, or it
+/// joined. A driver that was there before, or that the rollout does not change, is nothing new.
+fn came_by_itself(view: &View<'_>, member: &Member<'_>) -> bool {
+    let Standing::Label(label) = member.standing else { return false };
+    let moves = label.in_flight() || member.sync != Freshness::InSync || member.needs_driver();
+    let last = member.node.last_visit.as_ref();
+    let visited = || last.is_some_and(|last| last.rollout_of(&view.policy.driver) == view.rollout.as_deref());
+    if moves || view.is_called_off() || visited() {
+        return false;
+    }
+    let is_new = || {
+        let rollout = view.snapshot.rollouts.get(view.rollout.as_ref()?)?;
+        let since = rollout.status.as_ref()?.started_at.as_ref()?.0;
+        let (daemon_set, pod) = (member.daemon_set?, member.pod?);
+        // What the rollout does not change is not in there.
+        rollout.spec.previous.as_ref()?.target.get(&*daemon_set.name.name)?;
+        // Nobody may have looked when the new template came: what was not there yet when we left the node came after us.
+        let came_after_us = || {
+            let last = last.filter(|last| last.rollout_of(&view.policy.driver).is_some())?;
+            let mut known = view.snapshot.revisions.values().filter(|known| known.owner == daemon_set.uid);
+            known
+                .find(|known| Some(&known.hash) == pod.revision.as_ref())
+                .map(|known| known.created > last.ended)
+        };
+        Some(pod.created > since || came_after_us().unwrap_or(false))
+    };
+    is_new().unwrap_or(false)
+}
+
+fn is_skipped(view: &View<'_>, member: &Member<'_>) -> bool {
+    member.node.mark(&view.policy.keys.skip) == Some("true")
+}
+
+/// A person has left it out, and nothing was done to it: its stage does not wait for it, and learns nothing from it.
 fn is_left_out(view: &View<'_>, member: &Member<'_>) -> bool {
-    let skipped = member.node.mark(&view.policy.keys.skip) == Some("true");
     let waits = matches!(member.state(), State::Unknown | State::UpgradeRequired | State::UpgradeDone);
-    skipped && waits && member.sync != Freshness::InSync
+    let unknown = || member.sync != Freshness::InSync || (proves_nodes(view) && came_by_itself(view, member));
+    is_skipped(view, member) && waits && unknown()
 }
 
 fn count(view: &View<'_>, stages: &[Stage], of: &[usize], members: &[Member<'_>]) -> Vec<Count> {
@@ -360,7 +412,7 @@ fn count(view: &View<'_>, stages: &[Stage], of: &[usize], members: &[Member<'_>]
         let state = member.state();
         let begun = state.in_flight() || member.moving_to(view.policy).is_some_and(State::in_flight);
         let moving = begun || member.may_have_started();
-        let done = state == State::UpgradeDone && member.sync == Freshness::InSync;
+        let done = state == State::UpgradeDone && member.sync == Freshness::InSync && !member.unproven;
         let count = &mut counts[*stage];
         count.moving += usize::from(moving);
         count.out += usize::from(moving || member.node.is_out() || has_lost_its_cordon(member));
@@ -404,7 +456,7 @@ impl Room {
     /// The limit that keeps so many more nodes, of which `new` are in service, from starting now.
     pub(super) fn full(&self, nodes: usize, new: usize) -> Option<Limit> {
         let moving = self.moving + nodes;
-        // Whoever goes together goes together, if nobody else is on its walk.
+        // Atoms go together, if nobody else is on its walk; jobs were split before.
         let ramp = self.ramp.filter(|limit| self.moving > 0 && moving > *limit);
         let own = self.max_moving.filter(|limit| moving > *limit);
         let out = self.max_out.filter(|limit| new > 0 && self.out + new > *limit);
@@ -418,6 +470,11 @@ impl Room {
         let out = self.max_out.filter(|limit| new > *limit);
         own.map(|limit| (Narrow::MaxParallelUpgrades, limit))
             .or_else(|| out.map(|limit| (Narrow::MaxUnavailable, limit)))
+    }
+
+    /// The ramp takes so many at once, now or when those before them are back.
+    pub(super) fn ramps_to(&self, nodes: usize) -> bool {
+        self.ramp.is_none_or(|limit| nodes <= limit)
     }
 
     /// So many more start.

@@ -42,6 +42,12 @@ pub(super) fn news(
     news
 }
 
+/// Every node was done once. Whoever comes later joins a fleet, and no move of it.
+pub(super) fn was_done(said: &RolloutStatus) -> bool {
+    let done = end(RolloutPhase::Done);
+    said.phase == RolloutPhase::Done || said.timeline.iter().any(|entry| Some(entry.what.as_str()) == done)
+}
+
 fn begins(rollout: &Rollout) -> String {
     let spec = &rollout.spec;
     let version = spec.version.as_deref().unwrap_or("a new revision");

@@ -12,7 +12,7 @@ use super::patch::{base_patch, go, record_patch, rewrite};
 use super::pool::View;
 use super::removal::BudgetBook;
 use super::start::other_driver;
-use super::{PoolStatus, gates, health, leaving, restart, steady, validation};
+use super::{PoolStatus, bake, gates, health, leaving, restart, steady, validation};
 use crate::action::{Action, Changes, NodePatch};
 use crate::contract::State;
 use crate::matrix::Unlisted;
@@ -140,9 +140,10 @@ fn steer_work(view: &View<'_>, member: &Member<'_>, mut decision: Decision) -> D
     });
     let skipped = member.node.mark(&view.policy.keys.skip) == Some("true");
     let due = next.unwrap_or(member.state()) == State::UpgradeRequired && !skipped;
-    let may_start = member.stage_moves && view.unlisted(member).is_none();
-    let pending = due && may_start && view.steers_work() && !member.restarts_in_place();
     let key = &view.policy.keys.pending;
+    let may_start = member.stage_moves && view.unlisted(member).is_none();
+    let in_hours = view.is_at_work(|| member.node.has_taint(key));
+    let pending = due && may_start && in_hours && view.steers_work() && !member.restarts_in_place();
     // The cordon closes the node to all work, and takes the taint with it.
     if pending == member.node.has_taint(key) || next == Some(State::CordonRequired) {
         return decision;
@@ -165,13 +166,13 @@ fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Le
     if let Some(decision) = health::leaked(view, member) {
         return decision;
     }
-    if let Start::Early { stage } = &member.start {
-        return take_in(view, member, stage);
+    if let Start::Early(early) = &member.start {
+        return take_in(view, member, early);
     }
     match state {
         State::Unknown | State::UpgradeDone => compare(view, member, state),
         State::UpgradeRequired => {
-            if in_service_and_current(member) {
+            if in_service_and_current(member) && !member.unproven {
                 return go(view, member, State::UpgradeDone, None);
             }
             start(view, member, ledger)
@@ -204,12 +205,16 @@ fn compare(view: &View<'_>, member: &Member<'_>, state: State) -> Decision {
         Freshness::InSync | Freshness::Orphaned if member.asked_for => {
             go(view, member, State::UpgradeRequired, None)
         }
+        // It is not done before its gates say so, and there is no room to ask them now.
+        Freshness::InSync if member.unproven && member.driver_ready => {
+            go(view, member, State::UpgradeRequired, None)
+        }
         Freshness::InSync | Freshness::Orphaned if member.driver_ready && state == State::Unknown => {
             go(view, member, State::UpgradeDone, None)
         }
         Freshness::InSync | Freshness::Orphaned if member.driver_ready => {
-            let left = steady::in_service(view, member).filter(|_| member.announced);
-            left.unwrap_or_else(|| announce_ourselves(view, member))
+            let left = || steady::in_service(view, member).filter(|_| member.announced);
+            bake::note_boot(view, member).or_else(left).unwrap_or_else(|| announce_ourselves(view, member))
         }
         Freshness::InSync | Freshness::Orphaned => {
             let pod = member.pod.map(|pod| (pod.name.clone(), restart::says(pod)));
@@ -263,7 +268,7 @@ fn start(view: &View<'_>, member: &Member<'_>, ledger: &Ledger) -> Decision {
         }
         Start::No(reason) => return Decision::stay(Reason::clone(reason)),
         Start::Waits { ahead, together, limit } => (*ahead, *together, limit.clone()),
-        Start::NotDue | Start::Early { .. } => (ledger.waiting, 1, None),
+        Start::NotDue | Start::Early(_) => (ledger.waiting, 1, None),
     };
     let limit = limit.unwrap_or_else(|| ledger.binding());
     Decision::stay(Reason::NoSlot { limit, ahead, together })

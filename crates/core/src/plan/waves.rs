@@ -4,8 +4,8 @@
 //! split. A node of it that cannot start holds the others, and an atom that is larger than a limit waits until the limit
 //! is raised. A node that was skipped or has failed does not belong to the wave: a person, or its failure, has taken it
 //! out. A *gang* (the nodes of one job) is a preference: it goes together so that the job is interrupted once, but where
-//! the limits can never take it as one, it is split into the largest parts that they can take. A *spread* group is the
-//! opposite of both: at most so many of its nodes are out at a time.
+//! the limits can never take it as one, or the ramp of its stage does not yet, it is split into the largest parts that
+//! they can take. A *spread* group is the opposite of both: at most so many of its nodes are out at a time.
 
 use std::collections::BTreeMap;
 
@@ -18,6 +18,9 @@ use crate::names::{NodeName, Uid};
 use crate::policy::{Amount, Gang, Policy};
 use crate::reason::Reason;
 use crate::snapshot::{OwnerKind, Pod};
+
+/// Every pod of a JobSet carries its name. Its pods are owned by Jobs of its own, one for each part.
+const JOBSET_LABEL: &str = "jobset.sigs.k8s.io/jobset-name";
 
 /// A job that runs on several nodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -35,13 +38,15 @@ impl<'a> Job<'a> {
             Gang::Off => None,
             Gang::Owner => {
                 let owner = pod.owner.as_ref().filter(|owner| owner.kind == OwnerKind::Job)?;
-                Some(Job::Owner(&owner.uid))
+                Self::labelled(pod, JOBSET_LABEL).or(Some(Job::Owner(&owner.uid)))
             }
-            Gang::Label(key) => {
-                let value = pod.labels.get(key).filter(|value| !value.is_empty())?;
-                Some(Job::Label(&pod.name.namespace, value))
-            }
+            Gang::Label(key) => Self::labelled(pod, key),
         }
+    }
+
+    fn labelled(pod: &'a Pod, key: &str) -> Option<Self> {
+        let value = pod.labels.get(key).filter(|value| !value.is_empty())?;
+        Some(Job::Label(&pod.name.namespace, value))
     }
 }
 

@@ -194,7 +194,8 @@ fn on_delete(fleet: &mut Fleet, name: &str) {
     fleet.snapshot.daemon_sets.get_mut(uid.as_str()).unwrap().on_delete = true;
     for (number, hash) in [(1, "1"), (2, "2")] {
         let (owner, hash) = (uid.as_str().into(), RevisionHash::from(hash));
-        let revision = TemplateRevision { owner, number, hash, digest: None, driver_version: None };
+        let created = fleet.snapshot.now;
+        let revision = TemplateRevision { owner, number, created, hash, digest: None, driver_version: None };
         fleet.snapshot.revisions.insert(format!("{uid}-{number}").into(), revision);
     }
 }

@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
-use crate::action::{Action, DeleteWhy, NodePatch, PodRef, PutBack, RestartDriver};
+use crate::action::{Action, DeleteWhy, Event, NodePatch, PodRef, PutBack, RestartDriver};
 use crate::check::violations;
 use crate::clients::ClientKind;
 use crate::contract::{DEFAULT_LABEL_DOMAIN, GATE_RUN_ANNOTATION, Keys, State, VISIT_ANNOTATION};
 use crate::gate::{GatePod, GateRun, JobEnd, JobFacts, PodState, Sample};
-use crate::names::{DriverName, NodeName, ObjectName, ResourceVersion, Uid};
+use crate::names::{DriverName, NodeName, ObjectName, ResourceVersion, RevisionHash, Uid};
 use crate::plan::{Plan, PoolPlan, Verdict, plan};
 use crate::policy::{ClusterPolicyFacts, Source};
 use crate::prometheus::{Answer, Values};
@@ -299,6 +299,11 @@ fn validator_name(node: &str) -> ObjectName {
     ObjectName::new(NAMESPACE, &format!("validator-{node}"))
 }
 
+/// The driver version that a revision brings.
+fn image_version(revision: &str) -> &'static str {
+    if revision.starts_with(OLD) { "560.35.03" } else { "565.57.01" }
+}
+
 fn daemon_set_uid(driver: &str) -> Uid {
     format!("uid-{driver}-daemonset").into()
 }
@@ -363,8 +368,11 @@ impl Fleet {
 
     /// The same, in the middle of a story.
     pub(super) fn publish(&mut self, driver: &str, number: i64, hash: &str) {
-        let (owner, hash) = (daemon_set_uid(driver), hash.into());
-        let revision = TemplateRevision { owner, number, hash, digest: None, driver_version: None };
+        let (owner, hash) = (daemon_set_uid(driver), RevisionHash::from(hash));
+        // One that is used again keeps its age.
+        let known = self.snapshot.revisions.values().find(|known| known.owner == owner && known.hash == hash);
+        let created = known.map_or(self.snapshot.now, |known| known.created);
+        let revision = TemplateRevision { owner, number, created, hash, digest: None, driver_version: None };
         self.snapshot.revisions.insert(format!("{driver}-{number}").into(), revision);
     }
 
@@ -477,11 +485,7 @@ impl Fleet {
             started: Some(started).filter(|_| !crashes),
             empty_dir: true,
             trouble: crashes.then_some(trouble),
-            image: format!(
-                "nvcr.io/nvidia/driver:{}",
-                if revision.starts_with(OLD) { "560.35.03" } else { "565.57.01" }
-            )
-            .into(),
+            image: format!("nvcr.io/nvidia/driver:{}", image_version(revision)).into(),
             ..Pod::ready(driver_pod_name(driver, node.as_str()), uid, version, node.clone())
         };
         self.snapshot.pods.entry(node.clone()).or_default().insert(pod.name.clone(), pod);
@@ -702,24 +706,37 @@ impl Fleet {
     /// The earlier revision becomes the newest, as its controller numbers it. An operator renders it from its object.
     fn put_back(&mut self, way: &PutBack) {
         self.snapshot.put_back.insert(way.object(), self.snapshot.now);
-        let revision = match way {
+        let sets = self.snapshot.daemon_sets.values();
+        let (sets, revision): (Vec<&DaemonSet>, String) = match way {
             PutBack::Template { daemon_set, revision, .. } => {
-                assert_eq!(*daemon_set, self.daemon_set_mut().name);
-                revision.to_string()
+                (sets.filter(|ds| ds.name == *daemon_set).collect(), revision.to_string())
             }
             PutBack::Version { source, from, to } => {
-                let Source::ClusterPolicy(name) = source else { panic!("{source} renders nothing here") };
-                let version =
-                    &mut self.snapshot.sources.cluster_policies.get_mut(name).unwrap().driver["version"];
-                assert_eq!(version.as_str(), Some(from.as_str()));
-                *version = to.as_str().into();
-                OLD.to_owned()
+                let sources = &mut self.snapshot.sources;
+                assert_eq!(sources.version_of(source), Some(from.as_str()));
+                match source {
+                    Source::ClusterPolicy(name) => {
+                        let policy = sources.cluster_policies.get_mut(name).unwrap();
+                        policy.driver["version"] = to.as_str().into();
+                    }
+                    Source::NvidiaDriver(name) => {
+                        sources.nvidia_driver_versions.insert(name.clone(), to.clone());
+                    }
+                    _ => panic!("{source} renders nothing here"),
+                }
+                (sets.filter(|ds| ds.rendered_by.as_ref() == Some(source)).collect(), OLD.to_owned())
             }
         };
-        let newest = self.snapshot.revisions.values().map(|revision| revision.number).max().unwrap();
-        self.snapshot.revisions.retain(|_, known| known.hash.as_str() != revision);
-        self.publish("gpu", newest + 1, self.renders.unwrap_or(&revision));
-        self.daemon_set_mut().driver_version = Some("560.35.03".parse().unwrap());
+        let uids: Vec<Uid> = sets.into_iter().map(|ds| ds.uid.clone()).collect();
+        for uid in uids {
+            let newest = self.snapshot.revisions.values().map(|revision| revision.number).max().unwrap();
+            let driver = uid.as_str().strip_prefix("uid-").unwrap().strip_suffix("-daemonset").unwrap();
+            self.publish(driver, newest + 1, self.renders.unwrap_or(&revision));
+            let stays = |known: &TemplateRevision| known.owner != uid || known.hash.as_str() != revision;
+            self.snapshot.revisions.retain(|_, known| stays(known) || known.number > newest);
+            let version = image_version(&revision).parse().unwrap();
+            self.snapshot.daemon_sets.get_mut(&uid).unwrap().driver_version = Some(version);
+        }
     }
 
     /// A gate's Job, with one pod on each of its nodes, which are done at once or never.
@@ -910,8 +927,22 @@ impl Fleet {
 
     /// The gpu driver's DaemonSet.
     pub(super) fn daemon_set_mut(&mut self) -> &mut DaemonSet {
-        self.snapshot.daemon_sets.get_mut(&daemon_set_uid("gpu")).unwrap()
+        self.daemon_set_of("gpu")
     }
+
+    /// A driver's DaemonSet.
+    pub(super) fn daemon_set_of(&mut self, driver: &str) -> &mut DaemonSet {
+        self.snapshot.daemon_sets.get_mut(&daemon_set_uid(driver)).unwrap()
+    }
+}
+
+/// The node has a driver pod that was made just now, of the new version: somebody has deleted the one before.
+pub(super) fn comes_up(fleet: &mut Fleet, node: &str) {
+    let now = fleet.snapshot.now;
+    let driver = fleet.driver_mut(node);
+    (driver.created, driver.started, driver.uid) = (now, Some(now), "uid-another".into());
+    driver.revision = Some(NEW.into());
+    fleet.validator_mut(node).started = Some(now);
 }
 
 /// Complaints are repeated in every plan; whoever writes events says them once.
@@ -929,10 +960,14 @@ pub(super) fn tell(action: &Action) -> String {
         Action::RestartDriver(restart) => format!("{} restart {}", restart.pod.node, restart.pod.name),
         Action::ReadNode(node) => format!("{node} read"),
         Action::CreateRollout { name, spec } => format!("rollout {name} begins: {:?}", spec.target),
-        Action::RolloutStatus { name, status, .. } => {
+        Action::RolloutStatus { name, status, events, .. } => {
             let crate::api::RolloutStatus { phase, done, total, moving, waiting, failed, .. } = status;
+            let kind = |event: &Event| if event.warning { "Warning" } else { "Normal" };
+            let events = events.iter().map(|(node, event)| (node, kind(event), &event.message));
+            let events: String =
+                events.map(|(node, kind, said)| format!("; {node} {kind} \"{said}\"")).collect();
             format!(
-                "rollout {name} {phase:?}: {done}/{total} done, {moving} moving, {waiting} waiting, {failed} failed"
+                "rollout {name} {phase:?}: {done}/{total} done, {moving} moving, {waiting} waiting, {failed} failed{events}"
             )
         }
         Action::PutBack(PutBack::Version { source, from, to }) => format!("{source} {from} -> {to}"),

@@ -358,3 +358,129 @@ fn a_gate_that_was_asked_is_listened_to_whatever_becomes_of_its_nodes() {
     let said = fleet.snapshot.rollouts["gpu-1"].status.clone().unwrap();
     assert_eq!(said.stages[0].phase, StagePhase::Spoiled);
 }
+
+fn smoke() -> Value {
+    json!([{"name": "smoke", "preset": "smoke-training"}])
+}
+
+#[test]
+fn a_canary_that_comes_up_with_the_new_driver_by_itself_does_not_get_past_its_gates() {
+    let canary = json!({"name": "canary", "count": 1, "bake": {"duration": "1h"}});
+    let windows = json!([{"start": "22:00", "duration": "4h"}]);
+    let rollout = json!({"gates": smoke(), "stages": [canary], "windows": windows, "onFailure": "Pause"});
+    let mut fleet =
+        Fleet::without_policy().driver_policy("gpu", policy(&rollout)).nodes(3, NodeSpec::outdated);
+    fleet.live(60);
+    assert!(matches!(fleet.reason("gpu-1"), Reason::WindowClosed { .. }));
+    fleet.gates.push(("smoke", Sample::After, PodState::Open { waits: None }));
+    comes_up(&mut fleet, "gpu-1");
+    fleet.step();
+    assert!(fleet.node_mut("gpu-1").unschedulable, "at once, window or not");
+    let warning = "The node came up with the new driver by itself, past its gates; it is cordoned and proven like a canary";
+    assert_eq!(fleet.told(warning).len(), 1);
+    fleet.live(60);
+    assert_eq!(status(&fleet).stages[0].phase, StagePhase::Moving, "it is not done");
+    fleet.gates.clear();
+    fleet.forget_jobs();
+    fleet.live(60);
+    assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeDone);
+    assert!(!fleet.node_mut("gpu-1").unschedulable);
+    let said = status(&fleet);
+    assert_eq!((said.stages[0].phase, said.early), (StagePhase::Baking, vec!["gpu-1".to_owned()]));
+    assert_eq!(said.stages[0].gates[0].passed, 1);
+}
+
+#[test]
+fn a_canary_that_came_by_itself_and_fails_its_gate_stops_everything() {
+    let mut fleet = staged(&smoke(), "1h");
+    fleet.node_mut("gpu-1").ready = false;
+    fleet.live(60);
+    fleet.node_mut("gpu-1").ready = true;
+    fleet.gates.push(("smoke", Sample::After, exits(3, "loss is nan")));
+    comes_up(&mut fleet, "gpu-1");
+    fleet.live(60);
+    assert_eq!(fleet.told("gpu-1 restart"), [""; 0]);
+    assert_eq!(status(&fleet).stages[0].phase, StagePhase::Failed);
+    assert_eq!(fleet.verdict("gpu-2").state, State::UpgradeRequired);
+}
+
+#[test]
+fn in_a_pool_without_stages_too_nobody_gets_past_the_gates() {
+    let mut fleet = gated(&smoke()).with(node("gpu-3").outdated().pod(pod("shell").bare()));
+    fleet.live(60);
+    assert_eq!(fleet.verdict("gpu-3").state, State::UpgradeRequired);
+    fleet.remove_pods("gpu-3", |pod| pod.name.name.as_ref() == "shell");
+    comes_up(&mut fleet, "gpu-3");
+    fleet.play();
+    assert_eq!(fleet.told("gpu-3 gate smoke After").len(), 1);
+    assert_eq!(status(&fleet).phase, RolloutPhase::Done);
+    // Whoever joins when all is over joins a fleet, and not its upgrade.
+    fleet = fleet.with(node("gpu-4").labelled(State::Unknown));
+    let now = fleet.snapshot.now;
+    (fleet.driver_mut("gpu-4").created, fleet.driver_mut("gpu-4").ready) = (now, false);
+    fleet.live(60);
+    assert_eq!(status(&fleet).phase, RolloutPhase::Running);
+    fleet.driver_mut("gpu-4").ready = true;
+    fleet.live(60);
+    assert_eq!(fleet.told("gpu-4 gate"), [""; 0]);
+    assert_eq!(status(&fleet).phase, RolloutPhase::Done);
+}
+
+#[test]
+fn who_came_by_itself_is_not_done_while_there_is_no_room_to_ask_its_gates() {
+    let rollout = json!({"gates": smoke()});
+    let mut policy = policy(&rollout);
+    policy["upgradePolicy"]["maxUnavailable"] = json!(1);
+    let mut fleet = Fleet::without_policy().driver_policy("gpu", policy).nodes(3, NodeSpec::outdated);
+    fleet.gates.push(("smoke", Sample::After, PodState::Open { waits: None }));
+    fleet.live(60);
+    assert!(fleet.node_mut("gpu-1").unschedulable);
+    comes_up(&mut fleet, "gpu-2");
+    fleet.live(60);
+    assert_eq!(fleet.verdict("gpu-2").state, State::UpgradeRequired);
+    insta::assert_snapshot!(fleet.why("gpu-2"), @"next slot; 1 of at most 1 nodes are out (maxUnavailable)");
+    fleet.gates.clear();
+    fleet.forget_jobs();
+    fleet.play();
+    assert_eq!(fleet.told("gpu-2 gate smoke After").len(), 1);
+    assert_eq!(fleet.told("gpu-2 -> cordon-required"), [""; 0]);
+}
+
+#[test]
+fn who_is_skipped_is_left_alone_and_proves_nothing() {
+    let mut fleet = staged(&smoke(), "1h");
+    fleet.node_mut("gpu-1").set_label(&keys("gpu").skip, Some("true"));
+    fleet.live(60);
+    comes_up(&mut fleet, "gpu-1");
+    fleet.live(10 * 3600);
+    assert_eq!(fleet.told("gpu-1 -> pod-restart-required"), [""; 0]);
+    assert_eq!(fleet.verdict("gpu-2").state, State::UpgradeRequired);
+}
+
+#[test]
+fn what_a_gate_says_at_the_end_of_a_stage_is_told_once_on_its_nodes() {
+    let gates = json!([{"name": "joint", "preset": "distributed-training", "retries": 0}]);
+    let mut fleet = gated(&gates);
+    fleet.live(3600);
+    for node in ["gpu-1", "gpu-2"] {
+        let told = format!("{node} Normal \"Gate joint passed in 0s at the end of stage fleet\"");
+        assert_eq!(fleet.told(&told).len(), 1);
+    }
+    let mut fleet = gated(&gates);
+    fleet.gates.push(("joint", Sample::After, exits(1, "NCCL error")));
+    fleet.live(3600);
+    let told = "gpu-2 Warning \"Gate joint at the end of stage fleet failed after 0s: exit code 1. Its log ends with: NCCL error\"";
+    assert_eq!(fleet.told(told).len(), 1);
+}
+
+#[test]
+fn what_a_gate_says_in_a_bake_is_told_once_on_its_node() {
+    let mut fleet = staged(&ecc(), "48h");
+    fleet.live(2 * 3600 + 1200);
+    let passed = "gpu-1 Normal \"Gate ecc-errors passed in 0s in the bake of stage canary\"";
+    assert_eq!(fleet.told(passed).len(), 2);
+    fleet.gates.push(("ecc-errors", Sample::After, exits(1, "no nvidia-smi")));
+    fleet.live(2 * 3600);
+    let failed = "gpu-1 Warning \"In the bake of stage canary, gate ecc-errors on node gpu-1 failed after 0s: exit code 1. Its log ends with: no nvidia-smi\"";
+    assert_eq!(fleet.told(failed).len(), 1);
+}

@@ -18,6 +18,8 @@
 //! | `pools` | whose policy rules, and what freezes a pool |
 //! | `answers` | who is responsible, what is next, what a person can do: for every reason |
 //! | `drivers` | two drivers on one node |
+//! | `rollbacks` | the way back from a version that went wrong |
+//! | `kernels` | … where a pool has several DaemonSets |
 //! | `rollouts` | what is said about the pool as a whole |
 //! | `promises` | bad plans are caught |
 //! | `properties` | what holds for any fleet |
@@ -35,6 +37,7 @@ mod found;
 mod gates;
 mod health;
 mod judge;
+mod kernels;
 mod matrix;
 mod people;
 mod pods;

@@ -36,12 +36,12 @@ fn status<'a>(fleet: &'a Fleet, rollout: &str) -> &'a RolloutStatus {
     fleet.snapshot.rollouts[rollout].status.as_ref().unwrap()
 }
 
-fn phases(fleet: &Fleet) -> Vec<RolloutPhase> {
+pub(super) fn phases(fleet: &Fleet) -> Vec<RolloutPhase> {
     fleet.snapshot.rollouts.keys().map(|name| status(fleet, name).phase).collect()
 }
 
 /// Each node's state and the revision of its driver.
-fn nodes(fleet: &Fleet) -> Vec<String> {
+pub(super) fn nodes(fleet: &Fleet) -> Vec<String> {
     let verdicts = fleet.pool().nodes.into_iter();
     let pod = |node: &str| {
         fleet.snapshot.pods[node].values().find(|pod| pod.revision.is_some()).unwrap().revision.clone()
@@ -61,7 +61,7 @@ pub(super) fn say(fleet: &mut Fleet, rollout: &str, cleared: bool) {
     if cleared { spec.cleared = Some(word) } else { spec.rollback = Some(word) }
 }
 
-fn touched(fleet: &Fleet, node: &str) -> bool {
+pub(super) fn touched(fleet: &Fleet, node: &str) -> bool {
     fleet.states_of(node).iter().any(|state| state == "cordon-required")
 }
 

@@ -166,6 +166,58 @@ fn nodes_that_are_left_out_do_not_hold_their_stage_up() {
 }
 
 #[test]
+fn a_stage_whose_nodes_are_all_skipped_opens_nothing() {
+    let canary = |more: Value| {
+        let mut stage = json!({"name": "canary", "count": 1});
+        stage.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let mut fleet = staged(&json!([stage]));
+        fleet.node_mut("gpu-1").set_label(&keys("gpu").skip, Some("true"));
+        fleet
+    };
+    for more in [json!({"bake": {"duration": "1h"}}), json!({"bake": {"duration": "0s"}})] {
+        let mut fleet = canary(more);
+        fleet.live(100 * HOUR);
+        assert_eq!(done(&fleet), [""; 0]);
+        assert_eq!(stages(&fleet)[0].phase, StagePhase::Moving);
+        let message = stages(&fleet)[0].message.clone().unwrap();
+        insta::assert_snapshot!(message, @"no node of stage canary is done, so nothing is known of this version: all of them are skipped");
+        // A person may take it upon themselves, or let the node go.
+        let mut taken = fleet.clone();
+        promote(&mut taken, "canary", true);
+        taken.live(HOUR);
+        assert_eq!(done(&taken).len(), 5);
+        fleet.node_mut("gpu-1").set_label(&keys("gpu").skip, None);
+        fleet.live(2 * HOUR);
+        assert_eq!(done(&fleet).len(), 6);
+    }
+}
+
+#[test]
+fn a_stage_whose_nodes_have_all_failed_opens_nothing_however_many_may() {
+    let mut fleet =
+        staged(&json!([{"name": "canary", "count": 1, "bake": {"duration": "1h"}, "failureThreshold": 1}]));
+    fleet.crashes_on.insert("gpu-1".to_owned());
+    fleet.live(100 * HOUR);
+    assert_eq!(done(&fleet), [""; 0]);
+    let message = stages(&fleet)[0].message.clone().unwrap();
+    insta::assert_snapshot!(message, @"no node of stage canary is done, so nothing is known of this version: 1 failed; retry one");
+    fleet.crashes_on.clear();
+    fleet.set_label("gpu-1", "upgrade-required");
+    fleet.live(3 * HOUR);
+    assert_eq!(done(&fleet).len(), 6);
+}
+
+#[test]
+fn stages_for_which_no_node_is_left_hold_nobody_up() {
+    let mut fleet = staged(&json!([
+        {"name": "all", "count": 6, "bake": {"duration": "1h"}},
+        {"name": "more", "count": 2, "bake": {"duration": "1h"}},
+    ]));
+    fleet.live(3 * HOUR);
+    assert_eq!(phase(&fleet), RolloutPhase::Done);
+}
+
+#[test]
 fn a_condition_in_the_bake_spoils_it() {
     let mut fleet = labelled_and_watched();
     fleet.live(HOUR);
@@ -196,12 +248,70 @@ fn a_driver_that_restarts_by_itself_spoils_the_bake_and_a_boot_does_not() {
     restart(&mut fleet);
     fleet.live(1);
     assert_eq!(stages(&fleet)[0].phase, StagePhase::Spoiled);
-    booted.node_mut("gpu-3").boot_id = "another".into();
+    boots(&mut booted, "gpu-3");
     restart(&mut booted);
-    let last = booted.node_mut("gpu-3").last_visit.as_mut().unwrap();
-    last.boot = Some("the first".to_owned());
     booted.live(1);
     assert_eq!(stages(&booted)[0].phase, StagePhase::Baking);
+}
+
+/// The node was in one boot when it was given back, and is in another now.
+fn boots(fleet: &mut Fleet, node: &str) {
+    let node = fleet.node_mut(node);
+    node.boot_id = "another".into();
+    let last = node.last_visit.as_mut().unwrap();
+    last.pods.values_mut().for_each(|pod| pod.boot = Some("the first".to_owned()));
+    node.annotations.insert(LAST_VISIT_ANNOTATION.to_owned(), last.to_text());
+}
+
+fn restarts(fleet: &mut Fleet, node: &str, times: u32) {
+    let driver = fleet.driver_mut(node);
+    (driver.restarts, driver.incarnation) = (driver.restarts + times, driver.incarnation + u64::from(times));
+}
+
+#[test]
+fn after_a_boot_a_driver_is_watched_again_from_when_it_is_up() {
+    let mut fleet = labelled_and_watched();
+    fleet.live(HOUR);
+    boots(&mut fleet, "gpu-3");
+    fleet.live(HOUR);
+    assert_eq!(
+        fleet.told("gpu-3 annotate +last-visit"),
+        [""; 0],
+        "what is told of the pod is from before the boot"
+    );
+    fleet.driver_mut("gpu-3").ready = false;
+    restarts(&mut fleet, "gpu-3", 2);
+    fleet.live(HOUR);
+    assert_eq!(stages(&fleet)[0].phase, StagePhase::Baking);
+    assert_eq!(fleet.told("gpu-3 annotate +last-visit"), [""; 0], "it is not up yet");
+    fleet.driver_mut("gpu-3").ready = true;
+    fleet.live(HOUR);
+    assert_eq!(fleet.told("gpu-3 annotate +last-visit").len(), 1);
+    assert_eq!(stages(&fleet)[0].phase, StagePhase::Baking);
+    restarts(&mut fleet, "gpu-3", 1);
+    fleet.live(1);
+    assert_eq!(stages(&fleet)[0].phase, StagePhase::Spoiled);
+}
+
+#[test]
+fn restarts_are_counted_and_not_the_nodes_that_they_happen_on() {
+    let canary = json!({"name": "canary", "count": 2, "bake": {"duration": "48h", "maxDriverRestarts": 2}});
+    let spec = json!({
+        "driver": {"name": "gpu"},
+        "upgradePolicy": {"maxParallelUpgrades": 0, "maxUnavailable": "100%"},
+        "rollout": {"stages": [canary], "onFailure": "Pause"},
+    });
+    let mut fleet = Fleet::without_policy().driver_policy("gpu", spec).nodes(4, NodeSpec::outdated);
+    fleet.live(HOUR);
+    restarts(&mut fleet, "gpu-1", 1);
+    restarts(&mut fleet, "gpu-2", 1);
+    fleet.live(HOUR);
+    assert_eq!(stages(&fleet)[0].phase, StagePhase::Baking);
+    restarts(&mut fleet, "gpu-2", 1);
+    fleet.live(1);
+    let canary = stages(&fleet)[0].clone();
+    assert_eq!(canary.phase, StagePhase::Spoiled);
+    insta::assert_snapshot!(canary.message.unwrap(), @"drivers restarted by themselves 3 times, on 2 of its nodes (the first is gpu-1), and may 2 times");
 }
 
 #[test]
@@ -281,16 +391,42 @@ fn a_person_may_cut_a_bake_short() {
 #[test]
 fn a_stage_that_ramps_up_takes_one_then_two_then_four() {
     let mut fleet = staged(&json!([{"name": "all", "ramp": true}]));
-    let mut most = vec![];
+    let most = waves(&mut fleet);
+    assert_eq!(done(&fleet).len(), 6);
+    assert_eq!(most, [1, 2, 3], "six nodes are one, two, and the three that are left");
+}
+
+/// How many nodes were on their way at the same time, as it grew and fell.
+fn waves(fleet: &mut Fleet) -> Vec<usize> {
+    let mut waves = vec![];
     for _ in 0..200 {
         fleet.step();
         let moving = fleet.pool().nodes.values().filter(|v| v.state.in_flight()).count();
-        if most.last() != Some(&moving) && moving > 0 {
-            most.push(moving);
+        if waves.last() != Some(&moving) && moving > 0 {
+            waves.push(moving);
         }
     }
-    assert_eq!(done(&fleet).len(), 6);
-    assert_eq!(most, [1, 2, 3], "six nodes are one, two, and the three that are left");
+    waves
+}
+
+#[test]
+fn a_ramp_splits_a_job_that_runs_on_all_nodes_and_no_atom() {
+    let ramps = |topology: &Value| {
+        let spec = json!({
+            "driver": {"name": "gpu"},
+            "upgradePolicy": {
+                "maxParallelUpgrades": 0, "maxUnavailable": "100%", "gpuPodDeletion": {"force": true},
+            },
+            "rollout": {"stages": [{"name": "all", "ramp": true}], "topology": topology},
+        });
+        let fleet = Fleet::without_policy().driver_policy("gpu", spec);
+        (1..=6).fold(fleet, |fleet, i| {
+            let work = pod(&format!("train-{i}")).of_job("train");
+            fleet.with(node(&format!("gpu-{i}")).outdated().label("rack", ["a", "b"][i % 2]).pod(work))
+        })
+    };
+    assert_eq!(waves(&mut ramps(&json!({}))), [1, 2, 3]);
+    assert_eq!(waves(&mut ramps(&json!({"atom": "rack"}))), [3], "one rack after the other");
 }
 
 #[test]
@@ -349,6 +485,23 @@ fn a_node_that_comes_up_with_the_new_driver_before_its_stage_is_open_is_taken_ou
 }
 
 #[test]
+fn a_driver_that_came_while_nobody_looked_is_new_too() {
+    let mut fleet = labelled();
+    fleet.live(60 * HOUR);
+    assert_eq!(phase(&fleet), RolloutPhase::Done);
+    // A new template comes and a driver pod is lost before anybody leads again.
+    fleet.publish("gpu", 3, "newer");
+    comes_up(&mut fleet, "gpu-1");
+    fleet.driver_mut("gpu-1").revision = Some("newer".into());
+    fleet.wait(HOUR);
+    fleet.live(60);
+    assert_eq!(fleet.told("gpu-1 -> pod-restart-required +cordon").len(), 1);
+    fleet.live(HOUR);
+    let (_, rollout) = fleet.snapshot.rollouts.last_key_value().unwrap();
+    assert_eq!(rollout.status.as_ref().unwrap().early, ["gpu-1"]);
+}
+
+#[test]
 fn a_driver_that_is_older_than_the_rollout_is_nothing_new() {
     let mut fleet = labelled();
     fleet.driver_mut("gpu-1").revision = Some(NEW.into());
@@ -396,21 +549,56 @@ fn nobody_is_unwelcome_during_a_bake_or_after_an_abort() {
 }
 
 #[test]
+fn who_becomes_a_canary_during_the_bake_and_cannot_start_is_not_unwelcome() {
+    let mut fleet = labelled().with(node("gpu-5").outdated().pod(pod("shell").bare()));
+    fleet.live(HOUR);
+    assert_eq!(phase(&fleet), RolloutPhase::Baking);
+    fleet.node_mut("gpu-5").set_label("gpu-canary", Some("true"));
+    fleet.live(HOUR);
+    assert!(matches!(fleet.reason("gpu-5"), Reason::CannotBeEmptied { .. }), "{}", fleet.why("gpu-5"));
+    assert_eq!((phase(&fleet), pending(&fleet)), (RolloutPhase::Baking, vec![]));
+}
+
+#[test]
+fn nobody_is_unwelcome_while_a_person_has_to_open_the_next_stage() {
+    let mut fleet = staged(&json!([
+        {"name": "canary", "count": 1, "bake": {"duration": "0s"}, "promotion": "Manual"},
+    ]));
+    fleet.live(HOUR);
+    // It comes before all others by its name, and takes the canary's place.
+    fleet = fleet.with(node("a").outdated().pod(pod("shell").bare()));
+    fleet.live(HOUR);
+    assert_eq!((phase(&fleet), pending(&fleet)), (RolloutPhase::AwaitingApproval, vec![]));
+}
+
+#[test]
+fn nodes_are_unwelcome_only_while_a_window_is_open() {
+    let spec = json!({
+        "driver": {"name": "gpu"},
+        "rollout": {"windows": [{"start": "22:00", "duration": "40m"}]},
+    });
+    let mut fleet = Fleet::without_policy().driver_policy("gpu", spec).nodes(3, NodeSpec::outdated);
+    fleet.put(&"gpu-3".into(), pod("shell").bare());
+    fleet.live(HOUR);
+    assert_eq!(pending(&fleet), [""; 0], "the window opens tonight");
+    fleet.snapshot.now = after(10 * HOUR);
+    fleet.step();
+    fleet.step();
+    assert_eq!(pending(&fleet), ["gpu-2", "gpu-3"]);
+    fleet.live(20 * 60);
+    assert_eq!(done(&fleet), ["gpu-1", "gpu-2"]);
+    assert_eq!(pending(&fleet), ["gpu-3"], "nothing starts any more, but what has begun goes on");
+    fleet.live(20 * 60);
+    assert_eq!(pending(&fleet), [""; 0]);
+}
+
+#[test]
 fn whoever_does_not_want_it_gets_no_taint() {
     let spec = json!({"driver": {"name": "gpu"}, "rollout": {"preferUpgradedNodes": false}});
     let mut fleet = Fleet::without_policy().driver_policy("gpu", spec).nodes(3, NodeSpec::outdated);
     fleet.play();
     assert_eq!(done(&fleet).len(), 3);
     assert_eq!(fleet.told("pending"), [""; 0]);
-}
-
-/// A driver pod that was made just now, of the new version.
-fn comes_up(fleet: &mut Fleet, node: &str) {
-    let now = fleet.snapshot.now;
-    let driver = fleet.driver_mut(node);
-    (driver.created, driver.started, driver.uid) = (now, Some(now), "uid-another".into());
-    driver.revision = Some(NEW.into());
-    fleet.validator_mut(node).started = Some(now);
 }
 
 #[test]

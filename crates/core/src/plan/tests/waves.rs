@@ -222,6 +222,17 @@ fn nodes_of_one_job_go_together() {
 }
 
 #[test]
+fn a_job_set_is_one_job_whose_parts_are_jobs_of_their_own() {
+    let with = |first: PodSpec, second: PodSpec| {
+        let fleet = fleet(2, json!("100%"), json!({}));
+        starts(&fleet.with(due("n-1").pod(first)).with(due("n-2")).with(due("n-3").pod(second)))
+    };
+    let part = |job: &str, set: &str| pod(job).of_job(job).label("jobset.sigs.k8s.io/jobset-name", set);
+    assert_eq!(with(part("train-0", "train"), part("train-1", "train")), ["n-2"], "both or none");
+    assert_eq!(with(part("train-0", "train"), part("other-0", "other")), ["n-1", "n-2"]);
+}
+
+#[test]
 fn a_job_is_interrupted_once() {
     let mut fleet = fleet(2, json!("100%"), json!({}));
     for i in 1..=4 {

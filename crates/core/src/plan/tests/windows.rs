@@ -35,15 +35,13 @@ fn starts(fleet: &Fleet) -> Vec<String> {
 fn visited(name: &str, minutes: i64) -> NodeSpec {
     let ended = after(-86_400);
     let began = Some(ended - SignedDuration::from_mins(minutes));
-    let (gates, boot) = (BTreeMap::new(), None);
     let last = LastVisit {
         rollout: None,
         began,
         ended,
-        boot,
         early: false,
         rollouts: BTreeMap::new(),
-        gates,
+        gates: BTreeMap::new(),
         pods: BTreeMap::new(),
         cordoned: false,
     };
@@ -86,6 +84,14 @@ fn what_is_expected_is_what_visits_of_this_fleet_took() {
     let fleet = slow(61);
     assert_eq!(starts(&fleet), [""; 0]);
     assert!(fleet.why("gpu-1").contains("about 61 min"), "{}", fleet.why("gpu-1"));
+    // Nodes that came up by themselves and were only proven say nothing.
+    let mut early = slow(61);
+    for i in 4..40 {
+        early = early.with(visited(&format!("done-{i}"), 1));
+        let node = early.node_mut(&format!("done-{i}"));
+        node.last_visit.as_mut().unwrap().early = true;
+    }
+    assert_eq!(starts(&early), [""; 0]);
     let never = slow(121);
     assert_eq!(
         never.why("gpu-1"),

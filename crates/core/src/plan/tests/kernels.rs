@@ -1,0 +1,147 @@
+//! The way back in a pool with several DaemonSets, one for each kernel: some of them change, others do not.
+
+use serde_json::json;
+
+use super::fixture::*;
+use super::rollbacks::{nodes, phases, say, touched};
+use crate::api::RolloutPhase;
+use crate::policy::Source;
+use crate::version::DriverVersion;
+
+const CANARY: &str = "gpu-3";
+/// The second DaemonSet.
+const OTHER: &str = "gpu-other";
+
+/// Who says which version a DaemonSet has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Renderer {
+    Nobody,
+    /// An object for each.
+    Operator,
+}
+
+/// A pool with two DaemonSets: `gpu` changes from the old to the new version on four nodes, of which one goes first. The other
+/// one, of this name, is meant for kernel b.
+fn two_sets(name: &str) -> Fleet {
+    let policy = json!({
+        "driver": {"name": "gpu", "daemonSets": {"namespace": NAMESPACE, "selector": "driver"}},
+        "upgradePolicy": {"maxParallelUpgrades": 0, "maxUnavailable": "100%"},
+        "rollout": {"stages": [{"name": "canary", "nodeSelector": {"first": "yes"}, "bake": {"duration": "1h"}}]},
+    });
+    let mut fleet = Fleet::without_policy().driver_policy("gpu", policy).daemon_set(OTHER, name);
+    for (driver, kernel) in [("gpu", "a"), (OTHER, "b")] {
+        let set = fleet.label_daemon_sets(driver, "driver");
+        set.node_selector.insert("kernel".to_owned(), kernel.to_owned());
+    }
+    let mut fleet =
+        (1..=4).fold(fleet, |fleet, n| fleet.with(node(&format!("gpu-{n}")).label("kernel", "a").outdated()));
+    fleet.node_mut(CANARY).set_label("first", Some("yes"));
+    fleet
+}
+
+/// Two nodes of the other kernel run this revision, which stays the newest of theirs.
+fn beside_an_unchanged(name: &str, revision: &'static str, renderer: Renderer) -> Fleet {
+    let mut fleet = two_sets(name);
+    fleet.publish(OTHER, 3, revision);
+    let version = if revision == OLD { "560.35.03" } else { "565.57.01" };
+    fleet.daemon_set_of(OTHER).driver_version = Some(version.parse().unwrap());
+    let runs = |node: NodeSpec| if revision == OLD { node.outdated() } else { node };
+    let mut fleet =
+        (5..=6).fold(fleet, |fleet, n| fleet.with(runs(node(&format!("gpu-{n}")).label("kernel", "b"))));
+    if renderer == Renderer::Operator {
+        for (driver, source, version) in [("gpu", "a", "565.57.01"), (OTHER, "b", version)] {
+            fleet.daemon_set_of(driver).rendered_by = Some(Source::NvidiaDriver(source.to_owned()));
+            fleet.snapshot.sources.nvidia_driver_versions.insert(source.to_owned(), version.to_owned());
+        }
+    }
+    fleet
+}
+
+/// Somebody asks for a version of the DaemonSet that changes.
+fn ask(fleet: &mut Fleet, renderer: Renderer, number: i64, hash: &str, version: &str) {
+    fleet.publish("gpu", number, hash);
+    fleet.daemon_set_mut().driver_version = Some(version.parse::<DriverVersion>().unwrap());
+    if renderer == Renderer::Operator {
+        fleet.snapshot.sources.nvidia_driver_versions.insert("a".to_owned(), version.to_owned());
+    }
+}
+
+/// So many nodes are done with this revision.
+fn done(fleet: &Fleet, revision: &str) -> usize {
+    nodes(fleet).iter().take(4).filter(|node| node.ends_with(&format!("upgrade-done {revision}"))).count()
+}
+
+#[test]
+fn a_daemon_set_that_does_not_change_is_no_part_of_the_way_back() {
+    for renderer in [Renderer::Nobody, Renderer::Operator] {
+        for (name, revision) in [("a-first", OLD), ("a-first", NEW), ("z-last", OLD), ("z-last", NEW)] {
+            let told = format!("{renderer:?} {name} {revision}");
+            let mut fleet = beside_an_unchanged(name, revision, renderer);
+            fleet.crashes_on.insert(CANARY.to_owned());
+            fleet.live(3 * 3600);
+            assert_eq!(phases(&fleet), [RolloutPhase::RolledBack, RolloutPhase::Done], "{told}");
+            assert_eq!(fleet.snapshot.rollouts["gpu-2"].spec.rollback_of.as_deref(), Some("gpu-1"), "{told}");
+            assert_eq!(done(&fleet, OLD), 4, "{told}: {}", fleet.screen());
+
+            // The next version is no part of it either.
+            fleet.crashes_on.clear();
+            ask(&mut fleet, renderer, 20, "newer", "570.86.15");
+            fleet.live(3 * 3600);
+            assert_eq!(done(&fleet, "newer"), 4, "{told}: {}", fleet.screen());
+            assert_eq!(fleet.snapshot.rollouts["gpu-3"].spec.rollback_of, None, "{told}");
+
+            // What went wrong stays condemned until a person clears it, whatever its template.
+            for hash in [NEW, "new-again"] {
+                let number = fleet.snapshot.revisions.values().map(|r| r.number).max().unwrap() + 1;
+                ask(&mut fleet, renderer, number, hash, "565.57.01");
+                fleet.live(3 * 3600);
+                assert_eq!(done(&fleet, hash), 0, "{told}: {}", fleet.screen());
+                assert!(fleet.why("gpu-1").starts_with("this version went wrong in rollout gpu-1"), "{told}");
+            }
+            say(&mut fleet, "gpu-1", true);
+            fleet.live(3 * 3600);
+            assert_eq!(done(&fleet, "new-again"), 4, "{told}: {}", fleet.screen());
+            let others = (5..=6).map(|n| format!("gpu-{n}"));
+            assert_eq!(others.filter(|node| touched(&fleet, node)).count(), 0, "{told}");
+        }
+    }
+}
+
+#[test]
+fn each_object_gets_back_the_version_that_it_had() {
+    let mut fleet = beside_an_unchanged("z-last", OLD, Renderer::Operator);
+    // The other kernel changes too, from another version.
+    let revision = |fleet: &mut Fleet, hash: &str, version: &str| {
+        let found = fleet
+            .snapshot
+            .revisions
+            .values_mut()
+            .find(|r| r.owner.as_str().contains(OTHER) && r.hash.as_str() == hash);
+        found.unwrap().driver_version = Some(version.parse().unwrap());
+    };
+    fleet.publish(OTHER, 9, NEW);
+    fleet.daemon_set_of(OTHER).driver_version = Some("565.57.01".parse().unwrap());
+    fleet.snapshot.sources.nvidia_driver_versions.insert("b".to_owned(), "565.57.01".to_owned());
+    revision(&mut fleet, OLD, "550.54.14");
+    fleet.live(1800);
+    say(&mut fleet, "gpu-1", false);
+    fleet.live(60);
+    let versions = &fleet.snapshot.sources.nvidia_driver_versions;
+    assert_eq!((versions["a"].as_str(), versions["b"].as_str()), ("560.35.03", "550.54.14"));
+}
+
+#[test]
+fn a_daemon_set_without_any_pod_goes_back_with_the_others() {
+    let mut fleet = two_sets("a-first");
+    fleet.live(3 * 3600);
+    assert_eq!((done(&fleet, NEW), phases(&fleet)), (4, vec![RolloutPhase::Done]));
+    for driver in ["gpu", OTHER] {
+        fleet.publish(driver, 20, "newer");
+    }
+    fleet.live(1800);
+    say(&mut fleet, "gpu-2", false);
+    fleet.live(3600);
+    assert_eq!(done(&fleet, NEW), 4, "{}", fleet.screen());
+    let target = &fleet.snapshot.rollouts["gpu-3"].spec.target;
+    assert_eq!(target.values().map(String::as_str).collect::<Vec<_>>(), [NEW, NEW]);
+}
