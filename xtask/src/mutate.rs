@@ -261,6 +261,24 @@ const MUTATIONS: &[Mutation] = &[
         to: "if MUTATED || nodes.is_empty()",
     },
     Mutation {
+        name: "a person's word is not waited for",
+        file: "crates/core/src/plan/stages.rs",
+        from: "stage.promotion == Promotion::Manual && self.promoted(&stage.name).is_none()",
+        to: "false",
+    },
+    Mutation {
+        name: "groups may be out as a whole",
+        file: "crates/core/src/plan/waves.rs",
+        from: "self.spread.map_or(usize::MAX, |(_, max)| max.of(total))",
+        to: "usize::MAX",
+    },
+    Mutation {
+        name: "what Prometheus says does not matter",
+        file: "crates/core/src/plan/queries.rs",
+        from: "query.missed(values)",
+        to: "None",
+    },
+    Mutation {
         name: "versions start that nobody listed",
         file: "crates/core/src/plan/start.rs",
         from: "if let Some(unlisted) = view.unlisted(member)",

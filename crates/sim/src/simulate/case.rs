@@ -81,7 +81,8 @@ impl Case {
             Some(minutes) => Duration::from_mins(u64::from(minutes)),
             None => Duration::from_secs(draw(seed, "storm").u64(STORM_SECONDS)),
         };
-        let behaviour = behaviour(seed, &faults);
+        let mut behaviour = behaviour(seed, &faults);
+        behaviour.prometheus = Some(manner::IN_BOUNDS);
         let mut policy = policy(seed, &fleet);
         let mannered = manner::has_one(seed) || faults.iter().any(|fault| fault.needs_a_manner());
         let manner = policy.as_mut().filter(|_| mannered && !wish.plain).map(|policy| {
@@ -116,8 +117,12 @@ fn faults(seed: u64, wish: &Wish) -> BTreeSet<Fault> {
     let share = rng.f64() * 0.6;
     let drawn = Fault::ALL.iter().copied().filter(|_| rng.f64() < share);
     let mannered = manner::has_one(seed) && !wish.plain;
-    // What is about the way of a version is only in cases in which it has one: the others are what they always were.
-    let drawn = drawn.filter(|fault| !fault.needs_a_manner() || mannered).collect();
+    // What is about the way of a version is only in cases in which it has one, and plain ones are what they always were.
+    let fits = |fault: &Fault| match fault {
+        Fault::Intruder => !wish.plain,
+        fault => !fault.needs_a_manner() || mannered,
+    };
+    let drawn = drawn.filter(fits).collect();
     wish.faults.clone().unwrap_or(drawn)
 }
 

@@ -7,6 +7,7 @@ use jiff::SignedDuration;
 use kube::Client;
 use pitcrew_controller::Clock;
 use pitcrew_controller::metrics::Metrics;
+use pitcrew_controller::prometheus::Asks;
 use tokio::task::JoinHandle;
 
 use super::record::Record;
@@ -27,6 +28,7 @@ pub(super) struct Member {
     pub(super) user: String,
     client: Client,
     clock: Clock,
+    asks: Asks,
     record: Record,
     life: Mutex<Life>,
 }
@@ -55,6 +57,7 @@ impl Member {
         life.number += 1;
         let identity = format!("{}-{}", self.user, life.number);
         let controller = cluster::controller(self.client.clone(), self.clock.clone(), &identity, None);
+        let controller = controller.asks(self.asks.clone());
         life.metrics.push(controller.metrics());
         let (passes, ended) = (self.record.clone(), self.record.clone());
         let controller = controller.on_pass(Box::new(move |snapshot, plan| passes.pass(snapshot, plan)));
@@ -93,12 +96,12 @@ impl Member {
 pub(super) struct Controllers(Vec<Arc<Member>>);
 
 impl Controllers {
-    pub(super) fn new(count: usize, api: &ApiServer, clock: &Clock, record: &Record) -> Self {
+    pub(super) fn new(count: usize, api: &ApiServer, clock: &Clock, asks: &Asks, record: &Record) -> Self {
         let member = |number: usize| {
             let user = format!("{USERS}{number}");
             let client = api.client_as(&user);
-            let (clock, record, life) = (clock.clone(), record.clone(), Mutex::default());
-            Arc::new(Member { user, client, clock, record, life })
+            let (clock, asks, record) = (clock.clone(), asks.clone(), record.clone());
+            Arc::new(Member { user, client, clock, asks, record, life: Mutex::default() })
         };
         Self((0..count).map(member).collect())
     }

@@ -79,6 +79,9 @@ faults! {
     GateNo = "gate-no": "A gate says no to the new driver on one node in six, for good",
     GateBlind = "gate-blind": "The gates' image cannot be pulled on a node for a while",
     StruckOff = "struck-off": "The version is not in the matrix, or nobody can read it, for a while",
+    Intruder = "intruder": "A pod takes devices of a node just when its driver is about to restart",
+    Alarm = "alarm": "A Prometheus query is out of bounds while a stage is watched at work",
+    Silence = "silence": "Prometheus does not answer for a while, when a stage is watched at work",
 }
 
 impl Fault {
@@ -92,10 +95,21 @@ impl Fault {
         matches!(self, Fault::GateNo | Fault::GateBlind)
     }
 
+    /// Whether it is about what Prometheus says.
+    pub fn is_about_queries(self) -> bool {
+        matches!(self, Fault::Alarm | Fault::Silence)
+    }
+
+    /// Whether it happens to a stage that is watched at work, and so needs one.
+    pub fn needs_a_bake(self) -> bool {
+        self == Fault::Spoil || self.is_about_queries()
+    }
+
     /// Whether it is about the way of a version through a fleet.
     pub fn needs_a_manner(self) -> bool {
         self.is_about_gates()
-            || matches!(self, Fault::BadVersion | Fault::TakeBack | Fault::Spoil | Fault::StruckOff)
+            || self.needs_a_bake()
+            || matches!(self, Fault::BadVersion | Fault::TakeBack | Fault::StruckOff)
     }
 
     /// Whether it can make a controller learn of things late.

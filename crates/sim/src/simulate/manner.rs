@@ -20,6 +20,12 @@ pub(super) const ZONE: &str = "sim.pitcrew.dev/zone";
 
 /// So many cases of ten have a manner of their own.
 const OF_TEN: u8 = 4;
+/// What a query may say, …
+const QUERY_MAX: u8 = 2;
+/// … what it says, …
+pub(super) const IN_BOUNDS: f64 = 0.0;
+/// … and what it must not say.
+pub(super) const OUT_OF_BOUNDS: f64 = 3.0;
 /// The API takes no more.
 const WINDOWS_MAX: usize = 12;
 const MINUTES_OF_A_DAY: u32 = 24 * 60;
@@ -53,8 +59,8 @@ impl Manner {
         let bad = faults.contains(&Fault::BadVersion);
         let (mut staged, windowed) = (rng.u8(0..10) < 6, rng.u8(0..10) < 3);
         let (tied, spread) = (rng.u8(0..10) < 3, rng.u8(0..10) < 2);
-        // What is spoiled in a bake needs one.
-        staged |= faults.contains(&Fault::Spoil) || !(windowed || tied || spread || bad);
+        let watched = faults.iter().any(|fault| fault.needs_a_bake());
+        staged |= watched || !(windowed || tied || spread || bad);
         let mut manner = Self { rollout: json!({}), limits: json!({}), ..Self::default() };
         let size = if tied { rng.usize(2..=4) } else { 1 };
         if tied {
@@ -64,7 +70,11 @@ impl Manner {
             manner.spread(seed, fleet, size);
         }
         if staged {
-            manner.stage(seed, fleet, size, faults.contains(&Fault::Spoil));
+            manner.stage(seed, fleet, size, watched);
+        }
+        let queried = faults.iter().any(|fault| fault.is_about_queries());
+        if staged && (queried || draw(seed, "queries").u8(0..10) < 3) {
+            manner.ask_prometheus();
         }
         if windowed {
             manner.open_and_close(seed);
@@ -91,6 +101,7 @@ impl Manner {
             ("with atoms", &rollout["topology"]["atom"]),
             ("with groups", &rollout["topology"]["spread"]),
             ("with gates", &rollout["gates"]),
+            ("with queries", &rollout["prometheus"]),
             ("with a matrix", &rollout["matrix"]),
         ];
         all.into_iter().filter(|(_, said)| !said.is_null()).map(|(kind, _)| kind)
@@ -158,6 +169,15 @@ impl Manner {
             _ => {}
         }
         self.skips_bakes = rng.u8(0..4) == 0;
+    }
+
+    /// Every stage that is watched asks Prometheus.
+    fn ask_prometheus(&mut self) {
+        self.rollout["prometheus"] = json!({"url": "http://prometheus:9090"});
+        let stages = self.rollout["stages"].as_array_mut().into_iter().flatten();
+        for stage in stages.filter(|stage| !stage["bake"].is_null() && stage["bake"]["duration"] != "0s") {
+            stage["bake"]["queries"] = json!([{"name": "errors", "query": "sum(errors)", "max": QUERY_MAX}]);
+        }
     }
 
     /// Gates on every node; where there are stages, sometimes one at the end of each.

@@ -58,6 +58,8 @@ pub struct Stage {
     pub may_fail: Amount,
     /// A person opens the next one.
     pub manual: bool,
+    /// What Prometheus is asked meanwhile, and the most that it may say.
+    pub queries: Vec<(String, f64)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -160,6 +162,7 @@ impl Stage {
             max_parallel: stage["maxParallelUpgrades"].as_u64(),
             may_fail: amount(&stage["failureThreshold"]).unwrap_or(by_default),
             manual: stage["promotion"] == "Manual",
+            queries: list(&stage["bake"]["queries"]).filter_map(query).collect(),
         }
     }
 }
@@ -171,6 +174,10 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
 fn gate(spec: &Value) -> Gate {
     let name = spec["name"].as_str().unwrap_or_default().to_owned();
     Gate { name, at_stage_ends: spec["runs"] == "Stage" }
+}
+
+fn query(spec: &Value) -> Option<(String, f64)> {
+    Some((spec["name"].as_str()?.to_owned(), spec["max"].as_f64()?))
 }
 
 fn amount(value: &Value) -> Option<Amount> {

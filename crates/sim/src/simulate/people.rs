@@ -1,15 +1,19 @@
 //! People who look after rollouts: they promote stages, keep the version matrix, and some of them have second thoughts
 //! about a version.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use pitcrew_core::api::{Rollout, RolloutPhase, StagePhase};
 use pitcrew_core::contract::{MATRIX_CONFIG_MAP, MATRIX_KEY, State};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::case::{TO, draw};
 use super::fault::Fault;
+use super::manner::{IN_BOUNDS, OUT_OF_BOUNDS};
 use super::trouble::{Hands, ignore_missing};
 use crate::actors::NAMESPACE;
 
@@ -18,7 +22,13 @@ use crate::actors::NAMESPACE;
 pub(super) struct Deeds {
     took_back: bool,
     spoiled: bool,
+    alarmed: bool,
+    /// Until when Prometheus does not answer.
+    silent_until: Option<Instant>,
 }
+
+/// Longer than several looks at a short bake.
+const SILENCE: Duration = Duration::from_mins(1);
 
 impl Hands<'_> {
     /// A look at the rollout, now and then in the calm. The faults that it brought are told, each with its node.
@@ -31,6 +41,9 @@ impl Hands<'_> {
             deeds.spoiled = true;
             return Ok(self.spoil().await?.map(|node| (Fault::Spoil, Some(node))));
         }
+        if let Some(fault) = self.change_answers(phase, deeds) {
+            return Ok(Some((fault, None)));
+        }
         if self.case.has(Fault::TakeBack) && !deeds.took_back && phase == self.second_thoughts() {
             deeds.took_back = true;
             self.take_back().await?;
@@ -38,6 +51,25 @@ impl Hands<'_> {
         }
         self.promote(&rollout, manner.skips_bakes).await?;
         Ok(None)
+    }
+
+    /// While a stage is watched, Prometheus is silent once and then, once, says what it must not say.
+    fn change_answers(&self, phase: RolloutPhase, deeds: &mut Deeds) -> Option<Fault> {
+        let (bakes, now) = (phase == RolloutPhase::Baking, Instant::now());
+        let (fault, answer) = match deeds.silent_until {
+            None if bakes && self.case.has(Fault::Silence) => {
+                deeds.silent_until = Some(now + SILENCE);
+                (Some(Fault::Silence), None)
+            }
+            Some(until) if until > now => (None, None),
+            _ if bakes && self.case.has(Fault::Alarm) => {
+                let first = !std::mem::replace(&mut deeds.alarmed, true);
+                (first.then_some(Fault::Alarm), Some(OUT_OF_BOUNDS))
+            }
+            _ => (None, Some(IN_BOUNDS)),
+        };
+        self.behave(|behaviour| behaviour.prometheus = answer);
+        fault
     }
 
     /// When somebody takes a version back in the calm; most do not.

@@ -154,7 +154,7 @@ pub enum Step<'a> {
 type Check = fn(&World, &Change<'_>, &Step<'_>) -> Option<String>;
 
 /// All of them.
-pub const SAFETY: [(Promise, Check); 20] = [
+pub const SAFETY: [(Promise, Check); 21] = [
     (Promise::OnlyOwnNodes, only_own_nodes),
     (Promise::OnlyOwnCordon, only_own_cordon),
     (Promise::OnlyProven, only_proven),
@@ -162,6 +162,7 @@ pub const SAFETY: [(Promise, Check); 20] = [
     (Promise::WithinLimits, within_limits),
     (Promise::WithinLimits, rollouts::within_groups),
     (Promise::NobodyOnTheDevice, nobody_on_the_device),
+    (Promise::NobodyOnTheDevice, emptied_before_the_restart),
     (Promise::WholeAtoms, rollouts::whole_atoms),
     (Promise::NoLeakedHold, no_leaked_hold),
     (Promise::GatesPassed, rollouts::gates_passed),
@@ -351,6 +352,22 @@ fn nobody_on_the_device(world: &World, change: &Change<'_>, step: &Step<'_>) -> 
     Some(format!("the driver of {} was restarted under {holder}", driver.node))
 }
 
+/// A node goes on to its restart only when those who use the device have left it, or have at least been told to.
+fn emptied_before_the_restart(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (name, node, after) = we_write(change, step)?;
+    let empties = matches!(node.recorded()?, State::PodDeletionRequired | State::DrainRequired);
+    if !empties || after.recorded()? != State::PodRestartRequired || is_new(world, change, Some(node)) {
+        return None;
+    }
+    let known = before(change.at, world.lag);
+    let stays = |pod: &Pod| {
+        let works = pod.role == Role::Work && pod.uses_device;
+        works && !pod.deleting && pod.bound_since.is_some_and(|bound| bound < known)
+    };
+    let ((_, pod), _) = world.pods_on(name).find(|(_, pod)| stays(pod))?;
+    Some(format!("it went on to its restart, and {pod} was not told to leave"))
+}
+
 fn no_leaked_hold(_: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
     let (_, node, after) = we_write(change, step)?;
     let leaked = after.shielded && !after.shield_recorded && (node.shield_recorded || !node.shielded);
@@ -358,7 +375,8 @@ fn no_leaked_hold(_: &World, change: &Change<'_>, step: &Step<'_>) -> Option<Str
 }
 
 fn budgets_hold(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
-    let (pod, _) = our_deletion(world, change, step).filter(|(pod, _)| pod.role == Role::Work)?;
+    let (pod, _) =
+        our_deletion(world, change, step).filter(|(pod, _)| matches!(pod.role, Role::Work | Role::Gate))?;
     let evicted = change.request.is_none_or(|request| request.resource == "pods/eviction");
     let allowed = world.rules_at(change.at).any(|rules| rules.may_delete);
     (!evicted && !allowed)
@@ -426,7 +444,7 @@ fn recorded_first(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option
     let fine = match pod.role {
         _ if is_new(world, change, node) => true,
         Role::Driver => state == State::PodRestartRequired,
-        Role::Work => matches!(state, State::PodDeletionRequired | State::DrainRequired),
+        Role::Work | Role::Gate => matches!(state, State::PodDeletionRequired | State::DrainRequired),
         Role::Validator => state == State::ValidationRequired,
         Role::Daemon => {
             matches!(state, State::DrainRequired | State::PodRestartRequired | State::ValidationRequired)

@@ -1,12 +1,14 @@
-//! What speaks for a version, as the promises read it: Jobs of gates that have ended well, and the version matrix.
+//! What speaks for a version, as the promises read it: Jobs of gates that have ended well, the version matrix, and what
+//! Prometheus said.
 //!
-//! Both are read from API objects alone, and share no code with the planner but the words on a Job that say what it is for.
+//! The first two are read from API objects alone, and share no code with the planner but the words on a Job that say what it is for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use pitcrew_core::contract::{GATE_RUN_ANNOTATION, MATRIX_KEY};
 use pitcrew_core::gate::{GateRun, Sample};
+use pitcrew_core::prometheus::Values;
 use serde_json::Value;
 
 use super::world::before;
@@ -21,6 +23,8 @@ pub struct Proofs {
     passed: BTreeMap<String, (GateRun, Timestamp)>,
     /// The drivers that the matrix listed, each time since when.
     listed: Vec<(Timestamp, BTreeSet<String>)>,
+    /// What Prometheus said, each time when.
+    answers: Vec<(Timestamp, f64)>,
 }
 
 impl Proofs {
@@ -40,6 +44,16 @@ impl Proofs {
         // `    driver: "550.54.14"`, in whichever entry.
         let driver = |line: &str| Some(line.trim().strip_prefix("driver: ")?.trim_matches('"').to_owned());
         self.listed.push((at, text.lines().filter_map(driver).collect()));
+    }
+
+    /// Prometheus has answered.
+    pub fn note_answer(&mut self, at: Timestamp, said: &Result<Values, String>) {
+        self.answers.extend(said.as_ref().ok().map(|values| (at, values.highest.value)));
+    }
+
+    /// What Prometheus said from then on.
+    pub fn heard(&self, since: Timestamp) -> impl Iterator<Item = (Timestamp, f64)> {
+        self.answers.iter().copied().filter(move |(at, _)| *at >= since)
     }
 
     /// A gate has let a node pass, asked about a driver that was there since then.

@@ -1,12 +1,14 @@
 //! One run: a cluster, controllers, a storm, and the calm after it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use kube::Api;
 use kube::api::PostParams;
 use pitcrew_controller::Clock;
+use pitcrew_controller::prometheus::Asks;
 use pitcrew_core::api::{DriverPolicy, DriverPolicySpec};
 use pitcrew_core::contract::State;
 use pitcrew_core::reason::Reason;
@@ -113,7 +115,8 @@ async fn play(case: &Case, keep_trace: bool) -> Result<Run, RunError> {
         policies.create(&PostParams::default(), &DriverPolicy::new("gpu", spec)).await?;
     }
     let replicas = if case.has(Fault::Overlap) || case.seed.is_multiple_of(3) { 2 } else { 1 };
-    let controllers = Controllers::new(replicas, &api, &Clock::starting_at(api.now()), &record);
+    let asks = overheard(cluster.actors.behaviour().prometheus(), &api, &record);
+    let controllers = Controllers::new(replicas, &api, &Clock::starting_at(api.now()), &asks, &record);
     let deeds = Deeds::default();
     let mut play = Play { case, cluster, controllers, record, api, joined: 0, deeds };
     let record = play.record.clone();
@@ -150,6 +153,19 @@ async fn play(case: &Case, keep_trace: bool) -> Result<Run, RunError> {
         transitions: std::mem::take(&mut book.transitions),
         rollouts,
         trace: book.trace.take().unwrap_or_default(),
+    })
+}
+
+/// The same answers, noted as they are given.
+fn overheard(asks: Asks, api: &ApiServer, record: &Record) -> Asks {
+    let (clock, record) = (api.clone(), record.clone());
+    Arc::new(move |question| {
+        let (answer, now, record) = (asks(question), clock.wall_clock(), record.clone());
+        Box::pin(async move {
+            let said = answer.await;
+            record.book().world.proofs.note_answer(now(), &said);
+            said
+        })
     })
 }
 

@@ -95,8 +95,13 @@ fn missing(book: &Book, name: &str, node: &Node, aborted: bool, now: Timestamp) 
         // It stays out until a person or another version comes.
         State::UpgradeFailed if node.visit.is_none() || node.cordoned || node.opened_by_others => None,
         State::UpgradeFailed => Some("it has failed and is not cordoned".to_owned()),
+        State::UpgradeRequired if node.visit.is_none() && left_on(node).is_some() => {
+            left_on(node).map(|what| format!("it is not ours any more, and {what}"))
+        }
         State::UpgradeRequired => {
-            let reason = book.reason(name)?;
+            let Some(reason) = book.reason(name) else {
+                return Some("it waits in upgrade-required, and nobody says for what".to_owned());
+            };
             let waits = waits_for_good(book, (name, node), reason, aborted, now);
             (!waits).then(|| format!("it waits in upgrade-required: {reason}"))
         }
@@ -168,20 +173,29 @@ fn stands(book: &Book, stage: &str) -> bool {
         "Baking" => bakes_for_ever(book, newest, stage),
         "Proving" => proves_for_ever(book, stage),
         "Moving" if nodes.peek().is_none() => true,
-        "Moving" => nodes.any(|(_, node)| matches!(node.state(), State::UpgradeRequired | State::Unknown)),
+        // Of nodes that have all failed, or are left out, nothing can be learned.
+        "Moving" => {
+            let waits = |node: &Node| matches!(node.state(), State::UpgradeRequired | State::Unknown);
+            nodes_of(book, stage).all(|(_, node)| node.state() == State::UpgradeFailed)
+                || nodes.any(|(_, node)| waits(node))
+        }
         _ => false,
     }
 }
 
-/// A node of the stage is not in service: that is not ours to mend, and it is told.
+/// A node of the stage is not in service, or nobody asks Prometheus any more: that is not ours to mend, and it is told.
 fn bakes_for_ever(book: &Book, rollout: &Rollout, stage: &str) -> bool {
     let says = rollout.stages.get(stage).filter(|stage| stage.phase == "Baking");
     let in_service = |(name, node): (&str, &Node)| {
         node.state() == State::UpgradeFailed
             || (node.state() == State::UpgradeDone && node.ready && has_ready_driver(book, name))
     };
-    let empty = nodes_of(book, stage).next().is_none();
-    says.is_some_and(|says| says.message.is_some()) && (empty || !nodes_of(book, stage).all(in_service))
+    let nobody = nodes_of(book, stage).all(|(_, node)| node.state() == State::UpgradeFailed);
+    let mut stages = book.world.moves.stages.iter().filter(|known| known.name == stage);
+    let called_off = rollout.aborted_since.is_some() || (rollout.back_since.is_some() && !rollout.cleared);
+    let asks_nobody = called_off && stages.any(|stage| !stage.queries.is_empty());
+    says.is_some_and(|says| says.message.is_some())
+        && (asks_nobody || nobody || !nodes_of(book, stage).all(in_service))
 }
 
 /// Nobody is in service on whom a gate could be asked.
@@ -232,18 +246,24 @@ fn has_driver_down(book: &Book, node: &str) -> bool {
     drivers.any(|(_, pod)| !pod.ready)
 }
 
+/// What of ours is still on a node that is not on a visit.
+fn left_on(node: &Node) -> Option<&'static str> {
+    match () {
+        () if node.cordoned && !node.foreign_cordon && !node.quarantined && !node.keep_cordoned => {
+            Some("nobody lifted our cordon")
+        }
+        () if node.held => Some("autoscalers are still kept off it"),
+        () if node.shield_recorded => Some("NVSentinel is still kept off it"),
+        () => None,
+    }
+}
+
 fn not_done(book: &Book, name: &str, node: &Node) -> Option<String> {
     if node.visit.is_some() {
         return Some("it is done, and its visit is not over".to_owned());
     }
-    if node.cordoned && !node.foreign_cordon && !node.quarantined && !node.keep_cordoned {
-        return Some("it is done, and nobody lifted our cordon".to_owned());
-    }
-    if node.held {
-        return Some("it is done, and autoscalers are still kept off it".to_owned());
-    }
-    if node.shield_recorded {
-        return Some("it is done, and NVSentinel is still kept off it".to_owned());
+    if let Some(what) = left_on(node) {
+        return Some(format!("it is done, and {what}"));
     }
     if let Some(reason @ Reason::ClientsStale { remedy: Remedy::ItSelf, .. }) = book.reason(name) {
         return Some(format!("it is done, but {reason}"));

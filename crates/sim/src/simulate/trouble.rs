@@ -74,7 +74,10 @@ fn often(fault: Fault, fleet: &Fleet, rng: &mut Rng) -> usize {
         | Fault::OneInSix
         | Fault::BadVersion
         | Fault::Spoil
-        | Fault::GateNo => 0,
+        | Fault::GateNo
+        | Fault::Intruder
+        | Fault::Alarm
+        | Fault::Silence => 0,
         Fault::LabelWipe
         | Fault::Retarget
         | Fault::Abort
@@ -89,6 +92,16 @@ fn often(fault: Fault, fleet: &Fleet, rng: &mut Rng) -> usize {
 /// How a driver can be broken.
 pub(super) fn driver_fault(rng: &mut Rng) -> Broken {
     [Broken::CrashLoop, Broken::ImageMissing, Broken::Hang][rng.usize(..3)]
+}
+
+/// A pod that takes a device of a node without asking the scheduler.
+pub(super) async fn put_on(client: kube::Client, node: &str, called: &str) -> kube::Result<Pod> {
+    let container = json!({"name": "main", "image": "late", "resources": {"limits": {GPU: "1"}}});
+    let spec = json!({"nodeName": node, "containers": [container]});
+    let meta = json!({"name": format!("{LATECOMER}{called}"), "namespace": "team"});
+    let pod = serde_json::from_value(json!({"metadata": meta, "spec": spec}));
+    let pod = pod.map_err(kube::Error::SerdeError)?;
+    Api::namespaced(client, "team").create(&PostParams::default(), &pod).await
 }
 
 /// The hands that make trouble, and undo it.
@@ -152,7 +165,10 @@ impl Hands<'_> {
             | Fault::OneInSix
             | Fault::BadVersion
             | Fault::Spoil
-            | Fault::GateNo => {}
+            | Fault::GateNo
+            | Fault::Intruder
+            | Fault::Alarm
+            | Fault::Silence => {}
         }
         Ok(())
     }
@@ -229,7 +245,7 @@ impl Hands<'_> {
         ignore_missing(api.patch(nvsentinel::BREAKER, &params(), &closed).await)
     }
 
-    fn behave(&self, change: impl FnOnce(&mut crate::actors::Behaviour)) {
+    pub(super) fn behave(&self, change: impl FnOnce(&mut crate::actors::Behaviour)) {
         self.cluster.actors.behaviour().change(change);
     }
 
@@ -329,12 +345,7 @@ impl Hands<'_> {
             nodes.retain(is_closed);
         }
         let Some(node) = chosen(&nodes, whom) else { return Ok(()) };
-        let container = json!({"name": "main", "image": "late", "resources": {"limits": {GPU: "1"}}});
-        let spec = json!({"nodeName": node.name_any(), "containers": [container]});
-        let meta = json!({"name": format!("{LATECOMER}{whom}"), "namespace": "team"});
-        let pod = serde_json::from_value(json!({"metadata": meta, "spec": spec}));
-        let pod = pod.map_err(kube::Error::SerdeError)?;
-        ignore_missing(self.team().create(&PostParams::default(), &pod).await)
+        ignore_missing(put_on(self.cluster.admin.clone(), &node.name_any(), &whom.to_string()).await)
     }
 
     async fn remove_latecomers(&self) -> kube::Result<()> {

@@ -13,14 +13,18 @@ use super::case::{Case, draw};
 use super::controllers::{Member, is_ours};
 use super::fault::Fault;
 use super::record::Record;
+use super::trouble::put_on;
 use crate::api::{ApiServer, Fault as ApiFault, RequestInfo};
 
 /// Longer than any run.
 const NEVER: Duration = Duration::from_hours(100);
+/// Long enough that a pod is on its node before a look at the node is answered.
+const INTRUDER_FIRST: Duration = Duration::from_millis(50);
 /// Longer than a controller waits for an answer.
 const TOO_LATE: Duration = Duration::from_secs(6);
-/// What can be kept from a controller; pods twice, since most depends on them.
-const STALLED: [&str; 7] = [
+/// What can be kept from a controller; pods twice, since most depends on them. The last ones matter only where a version
+/// reaches the fleet in a manner of its own.
+const STALLED: [&str; 11] = [
     "nodes",
     "pods",
     "pods",
@@ -28,7 +32,13 @@ const STALLED: [&str; 7] = [
     "controllerrevisions.apps",
     "poddisruptionbudgets.policy",
     "driverpolicies.pitcrew.dev",
+    "rollouts.pitcrew.dev",
+    "jobs.batch",
+    "configmaps",
+    "clusterpolicies.nvidia.com",
 ];
+/// So many of them always matter.
+const STALLED_EVER: usize = 7;
 
 /// Faults of single requests, each with its chance, and those that last.
 struct Sky {
@@ -38,6 +48,13 @@ struct Sky {
     /// Who wrote the Lease last.
     leader: String,
     crash: Option<Crash>,
+    intruders: Option<Intruders>,
+}
+
+/// Pods that come when nobody expects them, once to a node at most.
+struct Intruders {
+    rng: Rng,
+    been: BTreeSet<String>,
 }
 
 /// A controller dies at one of its next writes.
@@ -54,6 +71,7 @@ pub(super) struct Weather {
     api: ApiServer,
     sky: Arc<Mutex<Sky>>,
     record: Record,
+    stalled: &'static [&'static str],
 }
 
 impl Weather {
@@ -74,8 +92,12 @@ impl Weather {
                 chances.push((fault, chance));
             }
         }
-        let sky = Sky { rng, chances, lasting: BTreeSet::new(), leader: String::new(), crash: None };
-        Self { api, sky: Arc::new(Mutex::new(sky)), record }
+        let intruders = Intruders { rng: draw(case.seed, "intruder"), been: BTreeSet::new() };
+        let intruders = case.has(Fault::Intruder).then_some(intruders);
+        let (lasting, leader, crash) = (BTreeSet::new(), String::new(), None);
+        let sky = Sky { rng, chances, lasting, leader, crash, intruders };
+        let stalled = if case.manner.is_some() { &STALLED[..] } else { &STALLED[..STALLED_EVER] };
+        Self { api, sky: Arc::new(Mutex::new(sky)), record, stalled }
     }
 
     fn sky(&self) -> MutexGuard<'_, Sky> {
@@ -93,7 +115,7 @@ impl Weather {
         self.api.on_request_as("weather", |_| None);
         self.api.lines().mend();
         let mut sky = self.sky();
-        (sky.lasting, sky.crash) = (BTreeSet::new(), None);
+        (sky.lasting, sky.crash, sky.intruders) = (BTreeSet::new(), None, None);
     }
 
     pub(super) fn begin(&self, fault: Fault) {
@@ -113,7 +135,7 @@ impl Weather {
     }
 
     pub(super) fn stall(&self, user: &str, which: u32, until: Instant) {
-        self.api.lines().stall(user, STALLED[which as usize % STALLED.len()], until);
+        self.api.lines().stall(user, self.stalled[which as usize % self.stalled.len()], until);
     }
 
     pub(super) fn double(&self, user: &str, doubles: bool) {
@@ -128,13 +150,32 @@ impl Weather {
     fn strike(&self, request: &RequestInfo) -> Option<ApiFault> {
         let node = (request.resource == "nodes").then_some(request.name.as_str());
         let state = node.and_then(|node| Some(self.record.book().world.nodes.get(node)?.state()));
-        let (fault, effect) = self.sky().strike(request, state)?;
+        let (fault, effect) = match node.filter(|node| self.sky().intrudes(request, node, state)) {
+            Some(node) => (Fault::Intruder, self.intrude(node.to_owned())),
+            None => self.sky().strike(request, state)?,
+        };
         self.record.hit(fault, node);
         Some(effect)
+    }
+
+    /// A pod is on the node before the last look at it is answered.
+    fn intrude(&self, node: String) -> ApiFault {
+        let client = self.api.client_as("admin");
+        tokio::spawn(async move { put_on(client, &node, &node).await });
+        ApiFault::Delay(INTRUDER_FIRST)
     }
 }
 
 impl Sky {
+    /// Whether a pod comes now: before a driver restarts, its node is looked at once more, and then its pods.
+    fn intrudes(&mut self, request: &RequestInfo, node: &str, state: Option<State>) -> bool {
+        let looks = is_ours(&request.user) && request.verb == "get";
+        let Some(intruders) = self.intruders.as_mut().filter(|_| looks) else { return false };
+        state == Some(State::PodRestartRequired)
+            && intruders.rng.bool()
+            && intruders.been.insert(node.to_owned())
+    }
+
     /// What happens to a request, if anything; `state` is where its node stands.
     fn strike(&mut self, request: &RequestInfo, state: Option<State>) -> Option<(Fault, ApiFault)> {
         let quota = self.lasting.contains(&Fault::Quota);

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use pitcrew_core::contract::State;
 
+use super::super::moves::Stage;
 use super::super::world::{By, Change, Node, Role, Rollout, Seen, World, before};
 use super::{Step, has_driver, is_new, out_and_moving, we_write};
 
@@ -91,7 +92,24 @@ fn passes_when_done(
         if !skips && watched < world.least_bake(stage.bake) - unseen {
             return Some(format!("stage {name} was watched for {watched} s and not for {} s", stage.bake));
         }
+        let since = new.stages[name].baking_since().filter(|_| !skips);
+        if let Some(what) = since.and_then(|since| out_of_bounds(world, change, stage, since)) {
+            return Some(format!("stage {name} was over, and {what}"));
+        }
         unfinished(world, change, place, new).map(|what| format!("stage {name} was over, and {what}"))
+    })
+}
+
+/// What Prometheus said while a stage was watched does not let it pass. What it said last may cross what was decided.
+fn out_of_bounds(world: &World, change: &Change<'_>, stage: &Stage, since: Timestamp) -> Option<String> {
+    let heard = || world.proofs.heard(since);
+    stage.queries.iter().find_map(|(query, max)| {
+        let missed = heard().find(|(at, value)| value > max && *at < known(world, change));
+        match missed {
+            Some((at, value)) => Some(format!("query {query} said {value} at {at}")),
+            None if heard().any(|(_, value)| value <= *max) => None,
+            None => Some(format!("query {query} was never in its bounds")),
+        }
     })
 }
 

@@ -181,6 +181,30 @@ fn a_driver_restarts_only_when_nobody_uses_the_device() {
 }
 
 #[test]
+fn a_node_goes_on_to_its_restart_only_when_its_pods_were_told_to_leave() {
+    let restart = node_in("pod-restart-required", true, Some(true));
+    let mut leaving = pod("a", "work");
+    leaving["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    let mut gate = pod("a", "work");
+    gate["metadata"]["labels"] = json!({"pitcrew.dev/gate": "smoke"});
+    for (pod, seconds, expected) in [
+        (pod("a", "work"), 10, &["S4"][..]),
+        (pod("a", "work"), 1, &[][..]),
+        (pod("b", "work"), 10, &[][..]),
+        (leaving, 10, &[][..]),
+        (gate, 10, &[][..]),
+    ] {
+        for state in ["pod-deletion-required", "drain-required"] {
+            let mut scene = Scene::new(&one_at_a_time());
+            scene.fold("nodes", "a", &node_in(state, true, Some(true)));
+            scene.fold("pods", "work-1", &pod);
+            scene.later(seconds);
+            assert_eq!(scene.we_patch_node("a", &restart), expected, "{state} {pod}");
+        }
+    }
+}
+
+#[test]
 fn only_our_own_cordon_is_lifted_and_only_at_the_end() {
     let done = node_in("upgrade-done", false, None);
     for (state, ours, expected) in [

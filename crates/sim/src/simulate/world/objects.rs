@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use pitcrew_core::api::Refresh;
 use pitcrew_core::contract::{
-    CANARY_LABEL, HEALTH_HOLD_ANNOTATION, KEEP_CORDONED_LABEL, LAST_VISIT_ANNOTATION, SCALE_DOWN_HOLDS,
-    State, VISIT_ANNOTATION, nvsentinel,
+    CANARY_LABEL, GATE_LABEL, HEALTH_HOLD_ANNOTATION, KEEP_CORDONED_LABEL, LAST_VISIT_ANNOTATION,
+    SCALE_DOWN_HOLDS, State, VISIT_ANNOTATION, nvsentinel,
 };
 use pitcrew_core::policy::Amount;
 use pitcrew_core::visit::Visit;
@@ -168,6 +168,8 @@ pub enum Role {
     Validator,
     /// Another DaemonSet's.
     Daemon,
+    /// It proves a driver, for us.
+    Gate,
     /// People's work.
     Work,
 }
@@ -210,6 +212,8 @@ impl Pod {
             Role::Validator
         } else if daemon {
             Role::Daemon
+        } else if label(GATE_LABEL).is_some() {
+            Role::Gate
         } else {
             Role::Work
         };

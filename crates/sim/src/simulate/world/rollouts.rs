@@ -56,6 +56,11 @@ impl StageSeen {
         self.baking_since.map_or(0, |since| until.duration_since(since).as_secs())
     }
 
+    /// Since when it has been watched, the last time.
+    pub fn baking_since(&self) -> Option<Timestamp> {
+        self.baking_since
+    }
+
     /// It went wrong.
     pub fn is_bad(&self) -> bool {
         matches!(self.phase.as_str(), "Failed" | "Spoiled")
