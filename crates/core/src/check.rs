@@ -10,7 +10,7 @@ use std::fmt;
 use jiff::SignedDuration;
 
 use crate::action::{Action, DeleteWhy, NodePatch, PodRef, RestartDriver};
-use crate::api::{Refresh, StagePhase};
+use crate::api::{Previous, Refresh, RolloutPhase, StagePhase};
 use crate::contract::{HEALTH_HOLD_ANNOTATION, State, VISIT_ANNOTATION};
 use crate::health::Shield;
 use crate::names::{GateName, NodeName, PoolName, RevisionHash};
@@ -356,17 +356,26 @@ fn is_target(recorded: &BTreeMap<String, String>, done: &PoolPlan) -> bool {
 /// Nodes go back to what ran before a version that was taken back: by no stages. A DaemonSet that the rollout did not
 /// change is not in what ran before.
 fn goes_back(snapshot: &Snapshot, done: &PoolPlan) -> bool {
-    let has_version = |set: &str, version: &DriverVersion| {
+    // It says so itself, whatever became of the rollout that went wrong.
+    if rollout(snapshot, done).is_some_and(|rollout| rollout.spec.rollback_of.is_some()) {
+        return true;
+    }
+    let has_version = |set: &str, hash: Option<&String>, previous: &Previous| {
         let mut sets = snapshot.daemon_sets.values().filter(|known| &*known.name.name == set);
-        sets.any(|known| known.driver_version.as_ref() == Some(version))
+        sets.any(|known| {
+            let mut own = snapshot.revisions.values().filter(|revision| revision.owner == known.uid);
+            let own = own.find(|revision| Some(revision.hash.as_str()) == hash.map(String::as_str));
+            let own = own.and_then(|revision| revision.driver_version.clone());
+            let others = || previous.version.as_ref().and_then(|version| version.parse().ok());
+            let before = own.or_else(others);
+            before.is_some() && before == known.driver_version
+        })
     };
     let brings_back = |rollout: &Rollout| {
         let Some(previous) = &rollout.spec.previous else { return false };
-        let version = previous.version.as_ref().and_then(|version| version.parse().ok());
         done.target.iter().all(|(set, hash)| {
             let before = previous.target.get(set).or_else(|| rollout.spec.target.get(set));
-            before.is_some_and(|before| before == hash.as_str())
-                || version.as_ref().is_some_and(|version| has_version(set, version))
+            before.is_some_and(|before| before == hash.as_str()) || has_version(set, before, previous)
         })
     };
     rollouts(snapshot, done).into_values().any(|rollout| rollout.is_taken_back() && brings_back(rollout))
@@ -384,6 +393,10 @@ fn before_their_stage(
         return Vec::new();
     }
     let said = rollout(snapshot, done).and_then(|rollout| rollout.status.as_ref());
+    // Stages that were thought of later are for the next version.
+    if said.is_some_and(|status| status.phase == RolloutPhase::Done) {
+        return Vec::new();
+    }
     let said = said.map(|status| status.stages.as_slice()).unwrap_or_default();
     let has_passed =
         |stage: &&Stage| said.iter().any(|said| said.name == stage.name && said.phase == StagePhase::Passed);
@@ -441,8 +454,7 @@ fn not_listed(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[(us
     let Some(key) = policy.rollout.matrix.as_ref().filter(|m| m.enforce).map(|m| m.key.as_str()) else {
         return Vec::new();
     };
-    let is_way_back = rollout(snapshot, done).is_some_and(|rollout| rollout.spec.rollback_of.is_some());
-    if is_way_back || goes_back(snapshot, done) {
+    if goes_back(snapshot, done) {
         return Vec::new();
     }
     let matrix = snapshot.matrices.as_ref().and_then(|files| files.get(key)?.ok());
@@ -500,9 +512,12 @@ fn driver_is_current(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, name
     let newest = revisions.max_by_key(|revision| revision.number)?;
     let known = daemon_set.observed_generation == daemon_set.generation;
     let has_to_go = |rollout: &Rollout| {
-        let target = rollout.spec.target.get(daemon_set.name.name.as_ref()).map(String::as_str);
+        let name = daemon_set.name.name.as_ref();
+        let target = rollout.spec.target.get(name).map(String::as_str);
         let of = |hash: &RevisionHash| target == Some(hash.as_str());
-        let bad = rollout.went_wrong() && rollout.spec.cleared.is_none();
+        let brought =
+            rollout.spec.previous.as_ref().is_none_or(|previous| previous.target.contains_key(name));
+        let bad = brought && rollout.went_wrong() && rollout.spec.cleared.is_none();
         (bad && pod.revision.as_ref().is_some_and(of))
             || (rollout.spec.rollback_of.is_none() && of(&newest.hash))
     };

@@ -358,7 +358,7 @@ impl DriverPod {
 
     /// The node has not been booted since.
     pub fn is_same_boot(&self, node: &Node) -> bool {
-        self.boot.as_deref().is_none_or(|boot| boot == &*node.boot_id)
+        node.boot_id.is_empty() || self.boot.as_deref() == Some(&*node.boot_id)
     }
 }
 

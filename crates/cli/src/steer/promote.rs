@@ -93,10 +93,12 @@ fn choose<'a>(stages: &'a [StageStatus], name: Option<&str>) -> anyhow::Result<&
 }
 
 fn may_be_promoted(rollout: &str, stage: &StageStatus, skip_bake: bool) -> anyhow::Result<()> {
-    let StageStatus { name, phase, done, total, message, .. } = stage;
+    let StageStatus { name, phase, done, failed, total, message, .. } = stage;
     match phase {
         StagePhase::AwaitingApproval | StagePhase::Passed => Ok(()),
         StagePhase::Proving | StagePhase::Baking | StagePhase::Spoiled if skip_bake => Ok(()),
+        // Nobody of it is still to come: what is known of it is all that will be.
+        StagePhase::Moving | StagePhase::Failed if skip_bake && done + failed >= *total => Ok(()),
         StagePhase::Proving => bail!(
             "the gates of stage {name} of rollout {rollout} have not passed: {}; promote it without them with --skip-bake",
             message.as_deref().unwrap_or("they are asked")
@@ -109,7 +111,9 @@ fn may_be_promoted(rollout: &str, stage: &StageStatus, skip_bake: bool) -> anyho
             message.as_deref().unwrap_or_default()
         ),
         StagePhase::Failed => {
-            bail!("nodes of stage {name} of rollout {rollout} have failed; retry or skip them first")
+            bail!(
+                "nodes of stage {name} of rollout {rollout} have failed; retry or skip them first, or promote it in spite of that with --skip-bake"
+            )
         }
         StagePhase::Waiting => bail!("stage {name} of rollout {rollout} has not begun"),
         StagePhase::Moving => {

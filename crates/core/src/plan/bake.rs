@@ -111,7 +111,9 @@ pub(super) fn look(
 
 /// What no driver that is any good does to its node.
 fn spoiled(view: &View<'_>, bake: &Bake, before: &BakeStatus, nodes: &[&Member<'_>]) -> Option<String> {
-    for member in nodes {
+    // Who has failed is out of service, and the stage has accepted that.
+    let nodes = || nodes.iter().filter(|member| member.state() != State::UpgradeFailed);
+    for member in nodes() {
         let named = |kind: &str| view.policy.health.conditions.iter().any(|named| named == kind);
         let since = |at: Option<Timestamp>| at.is_none_or(|at| at >= before.since.0);
         let bad = member.node.conditions.iter().find(|c| c.holds && named(&c.kind) && since(c.heartbeat));
@@ -119,7 +121,7 @@ fn spoiled(view: &View<'_>, bake: &Bake, before: &BakeStatus, nodes: &[&Member<'
             return Some(format!("node {} has the condition {}", member.name, condition.kind));
         }
     }
-    let restarts = nodes.iter().map(|member| (member.name, restarts(view, before, member)));
+    let restarts = nodes().map(|member| (member.name, restarts(view, before, member)));
     let restarts: Vec<_> = restarts.filter(|(_, restarts)| *restarts > 0).collect();
     let total = restarts.iter().map(|(_, restarts)| *restarts).fold(0, u32::saturating_add);
     let (first, _) = restarts.first().filter(|_| total > bake.max_driver_restarts)?;

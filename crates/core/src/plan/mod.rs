@@ -151,23 +151,10 @@ pub fn plan(snapshot: &Snapshot) -> Plan {
     let mut pass = pool::Pass::begin(snapshot, &pools);
     for pool in &pools {
         let pool_plan = pool::plan_pool(snapshot, pool, &mut pass, &mut plan);
-        let before = plan.actions.len();
         rollout::report(snapshot, pool, &pool_plan, &mut plan);
-        tell_nodes(&mut plan.actions[before..], &pool_plan);
         plan.pools.push(pool_plan);
     }
     plan
-}
-
-/// What gates said of a stage is told on their nodes by the write that says it in the rollout: once, like that.
-fn tell_nodes(reports: &mut [Action], pool: &PoolPlan) {
-    for report in reports {
-        if let Action::RolloutStatus { status, events, .. } = report
-            && status.stages == pool.stages
-        {
-            events.clone_from(&pool.events);
-        }
-    }
 }
 
 impl Plan {

@@ -50,7 +50,7 @@ pub(super) fn warning(view: &View<'_>, message: String) -> Event {
 
 fn with_walk(view: &View<'_>, visit: &Visit, walk: Walk) -> Visit {
     let mut visit = visit.clone();
-    if walk.state == State::PodRestartRequired {
+    if matches!(walk.state, State::PodRestartRequired | State::ValidationRequired) {
         // It may be another version that comes now than the one that it set out for.
         visit.rollout = view.rollout.clone().or(visit.rollout);
     }

@@ -489,7 +489,9 @@ fn muster<'a>(
         }
         mustered.push(member);
     }
-    ledger.max_failed = policy.limits.failure_threshold.of(ledger.total);
+    // Whoever fails on the way back keeps nobody on a version that has to go.
+    let may_fail = || policy.limits.failure_threshold.of(ledger.total);
+    ledger.max_failed = if view.goes_back { ledger.total } else { may_fail() };
     let stages = Stages::of(view, &mustered);
     for (index, member) in mustered.iter_mut().enumerate().filter(|_| *status == PoolStatus::Active) {
         member.stage_moves = stages.index(index).is_none_or(|stage| stages.moves(stage));
@@ -497,7 +499,8 @@ fn muster<'a>(
         let claimed = claims.contains_key(&(&view.pool.driver, member.name));
         if let Some(early) = stages.early(view, index, member).filter(|_| settled && !claimed) {
             let refusal = health::refuses(view, member)
-                .or_else(|| other_driver(view, member).map(|driver| Reason::OtherDriver { driver }));
+                .or_else(|| other_driver(view, member).map(|driver| Reason::OtherDriver { driver }))
+                .or_else(|| (!member.node.ready).then_some(Reason::NodeNotReady { until: None }));
             member.start = refusal.map_or_else(
                 || ledger.take_in(member.node.is_out(), early),
                 |reason| Start::No(Box::new(reason)),

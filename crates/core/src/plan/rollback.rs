@@ -33,14 +33,17 @@ type Target = BTreeMap<String, RevisionHash>;
 /// What the DaemonSets of a pool ask for.
 pub(super) struct Wanted<'a> {
     pub(super) target: &'a Target,
-    /// The driver version of each DaemonSet, where its image's tag tells it.
-    versions: BTreeMap<&'a str, &'a DriverVersion>,
+    daemon_sets: BTreeMap<&'a str, &'a DaemonSet>,
 }
 
 impl<'a> Wanted<'a> {
     pub(super) fn of(target: &'a Target, daemon_sets: &[&'a DaemonSet]) -> Self {
-        let version = |ds: &&'a DaemonSet| Some((&*ds.name.name, ds.driver_version.as_ref()?));
-        Self { target, versions: daemon_sets.iter().filter_map(version).collect() }
+        Self { target, daemon_sets: daemon_sets.iter().map(|ds| (&*ds.name.name, *ds)).collect() }
+    }
+
+    /// The driver version of a DaemonSet, where its image's tag tells it.
+    fn version(&self, ds: &str) -> Option<&'a DriverVersion> {
+        self.daemon_sets.get(ds)?.driver_version.as_ref()
     }
 }
 
@@ -81,13 +84,14 @@ pub(super) fn refusal(snapshot: &Snapshot, pool: &Pool, wanted: &Wanted<'_>) -> 
     Some(Reason::Condemned { rollout: name(pool, number), why })
 }
 
-/// The same revisions; or the same driver version, where that was what changed. As long as one of several DaemonSets has
-/// not been put back, a version that is taken back is still there.
+/// The same revisions; or the same driver version, where the rollout changed it or the DaemonSet is new. As long as one of
+/// several DaemonSets has not been put back, a version that is taken back is still there.
 fn speaks_of(rollout: &Rollout, wanted: &Wanted<'_>) -> bool {
     let version = parsed(rollout.spec.version.as_deref());
     let before = parsed(rollout.spec.previous.as_ref().and_then(|previous| previous.version.as_deref()));
     let brings = version.filter(|version| before.is_some_and(|before| before != *version));
-    let has_version = |ds: &str| brings.is_some() && wanted.versions.get(ds).copied() == brings.as_ref();
+    let is_changed = |ds: &str| changes(rollout, ds) || !rollout.spec.target.contains_key(ds);
+    let has_version = |ds: &str| brings.is_some() && wanted.version(ds) == brings.as_ref() && is_changed(ds);
     let condemns = |(ds, hash): (&String, &RevisionHash)| {
         (rollout.is_taken_back() && is_new(rollout, ds, hash))
             || (has_version(ds) && before_it(rollout, ds) != Some(hash.as_str()))
@@ -99,6 +103,11 @@ fn speaks_of(rollout: &Rollout, wanted: &Wanted<'_>) -> bool {
 fn is_new(rollout: &Rollout, daemon_set: &str, hash: &RevisionHash) -> bool {
     let target = rollout.spec.target.get(daemon_set).map(String::as_str);
     target == Some(hash.as_str()) && before_it(rollout, daemon_set) != target
+}
+
+/// The rollout brought another revision of a DaemonSet.
+fn changes(rollout: &Rollout, daemon_set: &str) -> bool {
+    rollout.spec.previous.as_ref().is_some_and(|previous| previous.target.contains_key(daemon_set))
 }
 
 /// The revision of a DaemonSet before the rollout. What the rollout does not change is not written down as something that
@@ -116,8 +125,11 @@ fn parsed(version: Option<&str>) -> Option<DriverVersion> {
 /// before, or another one of the version of before.
 pub(super) fn taken_back(snapshot: &Snapshot, pool: &Pool, wanted: &Wanted<'_>) -> Option<u32> {
     let (number, rollout) = newest(snapshot, pool)?;
-    let version = parsed(rollout.spec.previous.as_ref()?.version.as_deref());
-    let has_version = |ds: &str| version.is_some() && wanted.versions.get(ds).copied() == version.as_ref();
+    let has_version = |ds: &str| {
+        let known = wanted.daemon_sets.get(ds);
+        let before = known.and_then(|known| version_before(snapshot, known, rollout));
+        before.is_some() && before.as_ref() == wanted.version(ds)
+    };
     let is_back = |(ds, hash): (&String, &RevisionHash)| {
         before_it(rollout, ds) == Some(hash.as_str()) || has_version(ds)
     };
@@ -168,32 +180,41 @@ pub(super) struct Origin {
     pub(super) version: Option<DriverVersion>,
 }
 
-/// What ran before in each DaemonSet that a new rollout changes. The versions are of the first whose version changes, or else
-/// of the first that changes at all.
+/// What ran before in each DaemonSet that a new rollout changes. The versions are of the largest whose version changes, or
+/// else of the largest that changes at all.
 pub(super) fn origin(snapshot: &Snapshot, pool: &Pool, wanted: &Wanted<'_>) -> Option<Origin> {
     let mut target = BTreeMap::new();
-    let mut versions = None;
-    for ds in daemon_sets(snapshot, pool.policy.as_ref().ok()?) {
-        let name = ds.name.name.as_ref();
-        let Some((hash, version)) = ran_before(snapshot, pool, ds, wanted.target.get(name)) else { continue };
-        target.insert(name.to_owned(), hash.to_owned());
-        let change = (version, ds.driver_version.clone());
-        if versions.as_ref().is_none_or(|(from, to)| from == to && change.0 != change.1) {
-            versions = Some(change);
-        }
+    let mut changes = Vec::new();
+    for (name, ds) in &wanted.daemon_sets {
+        let Some(Before { hash, version, pods }) = ran_before(snapshot, pool, ds, wanted.target.get(*name))
+        else {
+            continue;
+        };
+        target.insert((*name).to_owned(), hash.to_owned());
+        changes.push(((version != ds.driver_version, pods), version, ds.driver_version.clone()));
     }
-    let (from, version) = versions?;
+    let (_, from, version) = changes.into_iter().max_by_key(|(rank, ..)| *rank)?;
     Some(Origin { previous: Previous { target, version: from.map(|from| from.to_string()) }, version })
 }
 
-/// What most pods of a DaemonSet are of that are not of the new revision, with its version. Where there are no pods at all,
-/// what was last wanted.
+/// What ran in a DaemonSet.
+struct Before<'a> {
+    hash: &'a str,
+    version: Option<DriverVersion>,
+    /// In so many pods.
+    pods: usize,
+}
+
+/// What most pods of a DaemonSet are of that are not of the new revision. Where there are no pods at all, what was last
+/// wanted. A few stragglers do not make a change of a revision that was rolled out before.
 fn ran_before<'a>(
     snapshot: &'a Snapshot,
     pool: &'a Pool,
     ds: &DaemonSet,
     target: Option<&RevisionHash>,
-) -> Option<(&'a str, Option<DriverVersion>)> {
+) -> Option<Before<'a>> {
+    let wanted_in = |rollout: &'a Rollout| rollout.spec.target.get(ds.name.name.as_ref()).map(String::as_str);
+    let mut over = rollouts(snapshot, pool).filter(|(_, rollout)| is_forgivable(rollout));
     let mut counts: BTreeMap<&RevisionHash, (usize, &str)> = BTreeMap::new();
     for pod in snapshot.pods.values().flat_map(BTreeMap::values) {
         let owned = pod.owner.as_ref().is_some_and(|owner| owner.uid == ds.uid);
@@ -202,15 +223,24 @@ fn ran_before<'a>(
         }
     }
     if counts.is_empty() {
-        let last = rollouts(snapshot, pool).filter(|(_, rollout)| is_forgivable(rollout));
-        let (_, last) = last.max_by_key(|(number, _)| *number)?;
-        let hash = last.spec.target.get(ds.name.name.as_ref()).map(String::as_str);
-        let hash = hash.filter(|hash| target.is_some_and(|target| target.as_str() != *hash))?;
-        return Some((hash, version_of(snapshot, ds, hash)));
+        let (_, last) = over.max_by_key(|(number, _)| *number)?;
+        let hash = wanted_in(last).filter(|hash| target.is_some_and(|target| target.as_str() != *hash))?;
+        return Some(Before { hash, version: version_of(snapshot, ds, hash), pods: 0 });
+    }
+    let all: usize = counts.values().map(|(count, _)| count).sum();
+    let there = target.and_then(|target| counts.get(target)).map_or(0, |(count, _)| *count);
+    if there * 2 > all && over.any(|(_, rollout)| wanted_in(rollout) == target.map(RevisionHash::as_str)) {
+        return None;
     }
     let others = counts.into_iter().filter(|(hash, _)| Some(*hash) != target);
-    let (hash, (_, image)) = others.max_by_key(|(_, (count, _))| *count)?;
-    Some((hash.as_str(), DriverVersion::from_image(image)))
+    let (hash, (pods, image)) = others.max_by_key(|(_, (count, _))| *count)?;
+    Some(Before { hash: hash.as_str(), version: DriverVersion::from_image(image), pods })
+}
+
+/// The driver version of a DaemonSet before a rollout; of one whose revision of then is gone, that of the others.
+fn version_before(snapshot: &Snapshot, ds: &DaemonSet, rollout: &Rollout) -> Option<DriverVersion> {
+    let own = before_it(rollout, &ds.name.name).and_then(|hash| version_of(snapshot, ds, hash));
+    own.or_else(|| parsed(rollout.spec.previous.as_ref()?.version.as_deref()))
 }
 
 /// The driver version of a revision, as long as that is there.
@@ -327,9 +357,12 @@ fn way_back(
     let daemon_sets = daemon_sets(snapshot, policy);
     // DaemonSets of one pool may be rendered from several objects, and come from different versions.
     let version_before = |source: &Source| {
-        let mut rendered = daemon_sets.iter().filter(|ds| ds.rendered_by.as_ref() == Some(source));
-        let own = rendered.find_map(|ds| version_of(snapshot, ds, previous.target.get(&*ds.name.name)?));
-        own.map(|version| version.to_string()).or_else(|| previous.version.clone())
+        let rendered = daemon_sets.iter().filter(|ds| ds.rendered_by.as_ref() == Some(source));
+        let own = rendered.filter_map(|ds| version_of(snapshot, ds, previous.target.get(&*ds.name.name)?));
+        let own: Vec<_> = own.map(|version| version.to_string()).collect();
+        // One object has one version: what most of them ran, if it is theirs.
+        let most = previous.version.as_ref().filter(|version| own.is_empty() || own.contains(version));
+        most.or_else(|| own.first()).cloned()
     };
     for ds in daemon_sets.iter().filter(|ds| !is_back(ds)) {
         let way = match &ds.rendered_by {
@@ -364,6 +397,9 @@ fn put_version_back(
     }
     let from = snapshot.sources.version_of(source).unwrap_or_default();
     if parsed(Some(from)).is_some_and(|from| Some(from) == parsed(Some(to))) {
+        if ds.driver_version == parsed(Some(to)) {
+            return Err(format!("what changed in {source} is not its {field}; put it back there"));
+        }
         return Ok(None); // its operator has to render it
     }
     // The field may say more than a version, or something else than the image's tag.

@@ -10,13 +10,13 @@ use jiff::{SignedDuration, Timestamp};
 use super::pool::daemon_sets;
 use super::rollback::{self, Origin, Wanted};
 use super::{Plan, PoolPlan, PoolStatus, Verdict, timeline};
-use crate::action::Action;
+use crate::action::{Action, Event};
 use crate::api::{
     DriverPolicyStatus, ROLLOUT_FAILURES_MAX, RollbackStatus, RolloutFailure, RolloutPhase, RolloutSpec,
     RolloutStatus, StagePhase, StageStatus, TIMELINE_MAX, stamp,
 };
 use crate::contract::State;
-use crate::names::RevisionHash;
+use crate::names::{NodeName, RevisionHash};
 use crate::policy::{Pool, Source};
 use crate::reason::Reason;
 use crate::snapshot::{Object, Rollout, Snapshot};
@@ -170,6 +170,8 @@ fn set_again(
             rollback::carry_out(snapshot, pool, rollout, &done.target, plan);
             Some(rollback::judge(snapshot, pool, rollout, &done.target, back.clone()))
         }
+        // Something else of the pool was rendered anew before anybody could begin.
+        (_, None) if is_newest(snapshot, pool, name) => rollback::review(snapshot, pool, rollout, done),
         // Whoever sets it again after all nodes are back finds it condemned, and that is all.
         _ if is_being_taken_back(snapshot, pool, name) => rollback::set_again(snapshot, rollout),
         _ => None,
@@ -178,8 +180,17 @@ fn set_again(
     let phase = if back.message.is_some() { RolloutPhase::Halted } else { RolloutPhase::RollingBack };
     let status = RolloutStatus { phase, message: Some(back.says()), rollback: Some(back), ..said.clone() };
     if *said != status && may_write(snapshot, &Object::Rollout(name.to_owned()), plan) {
-        plan.actions.push(say(snapshot, name, with_timeline(Some(said), status, rollout, snapshot.now)));
+        plan.actions.push(say(
+            snapshot,
+            name,
+            with_timeline(Some(said), status, rollout, snapshot.now),
+            Vec::new(),
+        ));
     }
+}
+
+fn is_newest(snapshot: &Snapshot, pool: &Pool, rollout: &str) -> bool {
+    newest(snapshot, pool).is_some_and(|(number, _)| name(pool, number) == rollout)
 }
 
 fn is_being_taken_back(snapshot: &Snapshot, pool: &Pool, rollout: &str) -> bool {
@@ -208,7 +219,7 @@ fn freeze(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan) {
     let Some(said) = rollout.status.as_ref().filter(|said| !is_over(said)) else { return };
     if said.phase != RolloutPhase::Frozen && may_write(snapshot, &Object::Rollout(name.to_owned()), plan) {
         let status = RolloutStatus { phase: RolloutPhase::Frozen, ..said.clone() };
-        plan.actions.push(say(snapshot, name, status));
+        plan.actions.push(say(snapshot, name, status, Vec::new()));
     }
 }
 
@@ -230,7 +241,7 @@ fn supersede(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan
     let rollback = said.rollback.clone().map(|back| RollbackStatus { message: None, ..back });
     let status = RolloutStatus { phase, finished_at, rollback, message: None, ..said };
     let status = with_timeline(rollout.status.as_ref(), status, rollout, snapshot.now);
-    plan.actions.push(say(snapshot, name, status));
+    plan.actions.push(say(snapshot, name, status, Vec::new()));
 }
 
 fn progress(
@@ -257,15 +268,15 @@ fn progress(
             plan.wake(due);
         }
         _ if may_write(snapshot, &Object::Rollout(name.to_owned()), plan) => {
-            plan.actions.push(say(snapshot, name, status));
+            plan.actions.push(say(snapshot, name, status, done.events.clone()));
         }
         _ => {}
     }
 }
 
-fn say(snapshot: &Snapshot, name: &str, status: RolloutStatus) -> Action {
+fn say(snapshot: &Snapshot, name: &str, status: RolloutStatus, events: Vec<(NodeName, Event)>) -> Action {
     let seen = snapshot.rollouts.get(name).map(|rollout| rollout.version).unwrap_or_default();
-    Action::RolloutStatus { name: name.to_owned(), seen, status, events: Vec::new() }
+    Action::RolloutStatus { name: name.to_owned(), seen, status, events }
 }
 
 /// Only numbers have changed since then.
@@ -311,14 +322,19 @@ fn status(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, rollout: &Rollout) 
         PoolStatus::Active => rollback::review(snapshot, pool, rollout, done),
         _ => said.and_then(|said| said.rollback.clone()),
     };
-    let count = |is: &dyn Fn(State) -> bool| {
-        let nodes = done.nodes.values().filter(|v| is(v.state)).count();
+    let count = |is: &dyn Fn(&Verdict) -> bool| {
+        let nodes = done.nodes.values().filter(|v| is(v)).count();
         u32::try_from(nodes).unwrap_or(u32::MAX)
     };
-    let finished = count(&|s| s == State::UpgradeDone);
-    let failed = count(&|s| s == State::UpgradeFailed);
-    let moving = count(&State::in_flight);
-    let waiting = count(&|s| s == State::UpgradeRequired || s == State::Unknown);
+    // Who is taken out now is not done, whatever its label still says.
+    let sets_out = |verdict: &Verdict| {
+        verdict.state == State::UpgradeDone
+            && matches!(verdict.reason, Reason::Moving { to } if to.in_flight())
+    };
+    let moving = count(&|v| v.state.in_flight() || sets_out(v));
+    let finished = count(&|v| v.state == State::UpgradeDone && !sets_out(v));
+    let failed = count(&|v| v.state == State::UpgradeFailed);
+    let waiting = count(&|v| matches!(v.state, State::UpgradeRequired | State::Unknown));
     let staged = staged(&done.stages);
     let phase = match (&done.status, moving + waiting, failed) {
         _ if rollback.as_ref().is_some_and(|back| back.message.is_some()) => RolloutPhase::Halted,
@@ -388,7 +404,7 @@ fn relapses(snapshot: &Snapshot, done: &PoolPlan, plan: &mut Plan) {
         if !written && may_write(snapshot, &object, plan) {
             let mut status = said;
             status.relapses.extend(new);
-            plan.actions.push(say(snapshot, name, status));
+            plan.actions.push(say(snapshot, name, status, Vec::new()));
         }
     }
 }

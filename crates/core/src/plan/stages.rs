@@ -227,13 +227,14 @@ impl<'a> Stages<'a> {
     fn knows_nothing(&self, index: usize) -> Option<String> {
         let (stage, count) = (&self.list[index], &self.counts[index]);
         let Stage { name, .. } = stage;
-        if count.total == 0 && matches!(stage.pick, Pick::Labelled(_)) {
-            return Some(format!("no node of the pool belongs to stage {name}; label one"));
+        if !self.of.contains(&index) {
+            // A label with a mistake in it must not open everything; a number that no node is left for is meant.
+            let by_label = matches!(stage.pick, Pick::Labelled(_));
+            return by_label.then(|| format!("no node of the pool belongs to stage {name}; label one"));
         }
-        // Nobody waits for the last stage, and where no node is left, nobody is harmed.
+        // Nobody waits for the last stage.
         let waited_for = stage.bake.is_some() || index + 1 < self.list.len();
-        let nobody_left = self.of.iter().all(|of| *of < index);
-        if !waited_for || nobody_left || count.done > 0 || !count.is_complete() {
+        if !waited_for || count.done > 0 || !count.is_complete() {
             return None;
         }
         let without = format!("no node of stage {name} is done, so nothing is known of this version");
@@ -370,7 +371,9 @@ pub(super) fn is_unproven(view: &View<'_>, member: &Member<'_>) -> bool {
 /// joined. A driver that was there before, or that the rollout does not change, is nothing new.
 fn came_by_itself(view: &View<'_>, member: &Member<'_>) -> bool {
     let Standing::Label(label) = member.standing else { return false };
-    let moves = label.in_flight() || member.sync != Freshness::InSync || member.needs_driver();
+    // Who has failed and has no record stays failed until a person looks at it.
+    let moves = label.in_flight() || label == State::UpgradeFailed;
+    let moves = moves || member.sync != Freshness::InSync || member.needs_driver();
     let last = member.node.last_visit.as_ref();
     let visited = || last.is_some_and(|last| last.rollout_of(&view.policy.driver) == view.rollout.as_deref());
     if moves || view.is_called_off() || visited() {
@@ -399,11 +402,13 @@ fn is_skipped(view: &View<'_>, member: &Member<'_>) -> bool {
     member.node.mark(&view.policy.keys.skip) == Some("true")
 }
 
-/// A person has left it out, and nothing was done to it: its stage does not wait for it, and learns nothing from it.
+/// A person has left it out, and nothing was done to it, or it has failed: its stage does not wait for it, and learns
+/// nothing from it.
 fn is_left_out(view: &View<'_>, member: &Member<'_>) -> bool {
     let waits = matches!(member.state(), State::Unknown | State::UpgradeRequired | State::UpgradeDone);
     let unknown = || member.sync != Freshness::InSync || (proves_nodes(view) && came_by_itself(view, member));
-    is_skipped(view, member) && waits && unknown()
+    let left_out = member.state() == State::UpgradeFailed || (waits && unknown());
+    is_skipped(view, member) && left_out
 }
 
 fn count(view: &View<'_>, stages: &[Stage], of: &[usize], members: &[Member<'_>]) -> Vec<Count> {

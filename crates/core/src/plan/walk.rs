@@ -206,9 +206,7 @@ fn compare(view: &View<'_>, member: &Member<'_>, state: State) -> Decision {
             go(view, member, State::UpgradeRequired, None)
         }
         // It is not done before its gates say so, and there is no room to ask them now.
-        Freshness::InSync if member.unproven && member.driver_ready => {
-            go(view, member, State::UpgradeRequired, None)
-        }
+        Freshness::InSync if member.unproven => go(view, member, State::UpgradeRequired, None),
         Freshness::InSync | Freshness::Orphaned if member.driver_ready && state == State::Unknown => {
             go(view, member, State::UpgradeDone, None)
         }

@@ -274,6 +274,8 @@ pub(super) struct Fleet {
     pub(super) story: Vec<String>,
     /// Nodes on which new driver pods crash.
     pub(super) crashes_on: BTreeSet<String>,
+    /// Nodes on which every driver pod does.
+    pub(super) broken: BTreeSet<String>,
     /// Clients that do not become ready again.
     pub(super) hung_clients: BTreeSet<String>,
     /// What gates say that do not simply pass: by name, at which time.
@@ -328,6 +330,7 @@ impl Fleet {
             snapshot,
             story: vec![],
             crashes_on: BTreeSet::new(),
+            broken: BTreeSet::new(),
             hung_clients: BTreeSet::new(),
             gates: Vec::new(),
             prometheus: Some(Ok(Values::one(0.0))),
@@ -468,7 +471,8 @@ impl Fleet {
         started: Timestamp,
     ) {
         let app = self.snapshot.daemon_sets[daemon_set].name.name.to_string();
-        let crashes = self.crashes_on.contains(node.as_str()) && !revision.starts_with(OLD);
+        let broken = self.broken.contains(node.as_str());
+        let crashes = broken || (self.crashes_on.contains(node.as_str()) && !revision.starts_with(OLD));
         let trouble = Trouble {
             container: "driver".into(),
             reason: "CrashLoopBackOff".into(),

@@ -447,6 +447,20 @@ fn who_came_by_itself_is_not_done_while_there_is_no_room_to_ask_its_gates() {
 }
 
 #[test]
+fn who_came_by_itself_and_is_not_ready_waits_until_it_is() {
+    let mut fleet = staged(&smoke(), "1h");
+    fleet.node_mut("gpu-1").ready = false;
+    fleet.live(60);
+    comes_up(&mut fleet, "gpu-1");
+    fleet.live(10 * 3600);
+    assert_eq!(fleet.told("gpu-1 -> pod-restart-required"), [""; 0]);
+    assert_eq!(status(&fleet).phase, RolloutPhase::Running, "nothing is known of the version");
+    fleet.node_mut("gpu-1").ready = true;
+    fleet.live(3600);
+    assert_eq!(fleet.told("gpu-1 gate smoke After").len(), 1, "{}", fleet.screen());
+}
+
+#[test]
 fn who_is_skipped_is_left_alone_and_proves_nothing() {
     let mut fleet = staged(&smoke(), "1h");
     fleet.node_mut("gpu-1").set_label(&keys("gpu").skip, Some("true"));

@@ -145,3 +145,58 @@ fn a_daemon_set_without_any_pod_goes_back_with_the_others() {
     let target = &fleet.snapshot.rollouts["gpu-3"].spec.target;
     assert_eq!(target.values().map(String::as_str).collect::<Vec<_>>(), [NEW, NEW]);
 }
+
+/// Only the DaemonSet of kernel a changes, to a version that is newer still; then it is taken back.
+fn taken_back_again(fleet: &mut Fleet) {
+    fleet.live(3 * 3600);
+    ask(fleet, Renderer::Nobody, 20, "newer", "570.86.15");
+    fleet.live(1800);
+    say(fleet, "gpu-2", false);
+    fleet.live(3 * 3600);
+}
+
+#[test]
+fn a_straggler_does_not_make_a_change_of_what_was_rolled_out_before() {
+    let mut fleet = beside_an_unchanged("z-last", NEW, Renderer::Nobody)
+        .with(node("gpu-7").label("kernel", "b").outdated().skipped());
+    taken_back_again(&mut fleet);
+    let previous = fleet.snapshot.rollouts["gpu-2"].spec.previous.clone().unwrap();
+    assert_eq!(previous.target.keys().collect::<Vec<_>>(), ["nvidia-driver-daemonset"]);
+    assert_eq!(done(&fleet, NEW), 4, "{}", fleet.screen());
+    let others = (5..=7).map(|n| format!("gpu-{n}"));
+    assert_eq!(others.filter(|node| touched(&fleet, node)).count(), 0);
+}
+
+#[test]
+fn the_version_before_is_what_most_nodes_ran() {
+    let mut fleet = beside_an_unchanged("a-first", NEW, Renderer::Nobody);
+    for (driver, number) in [("gpu", 20), (OTHER, 21)] {
+        fleet.publish(driver, number, "newer");
+        fleet.daemon_set_of(driver).driver_version = Some("570.86.15".parse().unwrap());
+    }
+    fleet.live(600);
+    let spec = &fleet.snapshot.rollouts["gpu-1"].spec;
+    assert_eq!(spec.previous.as_ref().unwrap().version.as_deref(), Some("560.35.03"));
+    assert_eq!(spec.version.as_deref(), Some("570.86.15"));
+}
+
+#[test]
+fn an_unchanged_daemon_set_that_is_rendered_again_does_not_stop_the_way_back() {
+    // Right after somebody has taken the version back, or when it has been put back.
+    for seconds in [0, 2, 60] {
+        // It ran the version that went wrong elsewhere all the time.
+        let mut fleet = beside_an_unchanged("z-last", NEW, Renderer::Nobody);
+        let version = "565.57.01".parse::<DriverVersion>().unwrap();
+        for revision in fleet.snapshot.revisions.values_mut() {
+            let unchanged = revision.owner.as_str().contains(OTHER) && revision.hash.as_str() == NEW;
+            revision.driver_version = Some(version.clone()).filter(|_| unchanged);
+        }
+        fleet.live(1800);
+        say(&mut fleet, "gpu-1", false);
+        fleet.live(seconds);
+        fleet.publish(OTHER, 30, "rendered-again");
+        fleet.live(3 * 3600);
+        assert_eq!(done(&fleet, OLD), 4, "{seconds}: {}", fleet.screen());
+        assert_eq!(fleet.snapshot.rollouts["gpu-2"].spec.rollback_of.as_deref(), Some("gpu-1"));
+    }
+}

@@ -377,3 +377,38 @@ fn a_paused_pool_puts_nothing_back() {
     fleet.live(3600);
     all_back(&fleet);
 }
+
+#[test]
+fn who_fails_on_the_way_back_stays_failed_and_keeps_nobody_on_the_bad_version() {
+    let spec = json!({
+        "driver": {"name": "gpu"},
+        "upgradePolicy": {"maxParallelUpgrades": 1, "maxUnavailable": "100%"},
+        "limits": {"failureThreshold": 1},
+    });
+    let mut fleet = Fleet::without_policy().driver_policy("gpu", spec).nodes(6, NodeSpec::outdated);
+    fleet.live(3 * 3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Done]);
+    // The version has broken three machines: no driver comes up there any more.
+    fleet.broken.extend((1..=3).map(|n| format!("gpu-{n}")));
+    say(&mut fleet, "gpu-1", false);
+    fleet.live(10 * 3600);
+    let states: Vec<String> = nodes(&fleet);
+    assert_eq!(states.iter().filter(|node| node.ends_with("upgrade-done old")).count(), 3, "{states:?}");
+    assert_eq!(states.iter().filter(|node| node.ends_with("upgrade-failed old")).count(), 3, "{states:?}");
+    assert!((1..=3).all(|n| fleet.node_mut(&format!("gpu-{n}")).unschedulable));
+}
+
+#[test]
+fn a_change_that_is_not_of_the_version_is_put_back_by_a_person() {
+    let mut fleet = bad_canary(&json!({}));
+    let source = Source::ClusterPolicy("cluster-policy".to_owned());
+    let facts =
+        crate::policy::ClusterPolicyFacts { driver: json!({"version": "560.35.03"}), ..Default::default() };
+    fleet.snapshot.sources.cluster_policies.insert("cluster-policy".to_owned(), facts);
+    fleet.daemon_set_mut().rendered_by = Some(source.clone());
+    fleet.daemon_set_mut().driver_version = Some("560.35.03".parse().unwrap());
+    fleet.live(3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Halted]);
+    let message = status(&fleet, "gpu-1").message.clone().unwrap();
+    assert!(message.ends_with("is not its spec.driver.version; put it back there"), "{message}");
+}
