@@ -27,7 +27,7 @@ pub enum Called {
 
 /// Agents that work on a Kubernetes node beside the driver.
 #[derive(Debug, Parser)]
-#[command(name = "pitcrew-node", version, max_term_width = 100)]
+#[command(name = "pitcrew-node", version, propagate_version = true, max_term_width = 100)]
 pub struct Agent {
     /// Which one.
     #[command(subcommand)]
@@ -44,6 +44,13 @@ pub enum AgentCommand {
     /// Ask for a safe moment to load a driver, and wait for it
     SafeLoad(SafeLoad),
 }
+
+/// The default of times that have no limit.
+const FOR_EVER: &str = "0s";
+/// How long `finish` waits unless it is told otherwise.
+const FINISH: &str = "30m";
+/// How long MOFED may take unless somebody says otherwise.
+const MOFED: &str = "10m";
 
 /// A switch that may stand alone or have a value, as in Go.
 macro_rules! switch_arg {
@@ -78,7 +85,7 @@ pub enum DriverManagerCommand {
     #[command(name = "finish")]
     Finish {
         /// How long the driver may take (0: for ever)
-        #[arg(long, env = "FINISH_TIMEOUT", default_value = "30m", value_parser = duration)]
+        #[arg(long, env = "FINISH_TIMEOUT", default_value = FINISH, value_parser = duration_or(FINISH))]
         timeout: Duration,
         /// Go on running when it is done: for a container beside the driver's
         #[arg(long)]
@@ -111,7 +118,7 @@ struct DriverManagerFlags {
     #[arg(long, env = "DRAIN_POD_SELECTOR_LABEL", global = true, default_value = "")]
     drain_pod_selector_label: String,
     /// How long pods may take to leave: a duration, or seconds (0: for ever)
-    #[arg(long, env = "DRAIN_TIMEOUT_SECONDS", global = true, default_value = "0s", value_parser = duration_or_none)]
+    #[arg(long, env = "DRAIN_TIMEOUT_SECONDS", global = true, default_value = FOR_EVER, value_parser = duration_or(FOR_EVER))]
     drain_timeout_seconds: Duration,
     /// Also evict pods with emptyDir volumes
     #[arg(long, env = "DRAIN_DELETE_EMPTYDIR_DATA", global = true, default_value = "false", value_parser = switch_off,
@@ -131,8 +138,8 @@ struct DriverManagerFlags {
     #[arg(long, env = "USE_HOST_MOFED", global = true, default_value = "false", value_parser = switch_off,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     use_host_mofed: bool,
-    /// How long MOFED may take
-    #[arg(long, env = "MOFED_TIMEOUT", global = true, default_value = "10m", value_parser = duration)]
+    /// How long MOFED may take (0: for ever)
+    #[arg(long, env = "MOFED_TIMEOUT", global = true, default_value = MOFED, value_parser = duration_or(MOFED))]
     mofed_timeout: Duration,
     /// Unload the driver even if the one that is wanted is loaded
     #[arg(long, env = "FORCE_REINSTALL", global = true, default_value = "false", value_parser = switch_off,
@@ -169,14 +176,15 @@ fn switch_off(text: &str) -> Result<bool, String> {
     if text.is_empty() { Ok(false) } else { switch(text) }
 }
 
-/// The same for a time that is none by default.
-fn duration_or_none(text: &str) -> Result<Duration, String> {
-    if text.is_empty() { Ok(Duration::ZERO) } else { duration(text) }
+/// The same for a time.
+fn duration_or(default: &'static str) -> impl Fn(&str) -> Result<Duration, String> + Clone + Send + Sync {
+    move |text| duration(if text.is_empty() { default } else { text })
 }
 
+/// The same for the moment of the uncordon.
 fn uncordon(text: &str) -> Result<Uncordon, String> {
     match text {
-        "finish" => Ok(Uncordon::Finish),
+        "" | "finish" => Ok(Uncordon::Finish),
         "early" => Ok(Uncordon::Early),
         other => Err(format!("\"{other}\" is neither finish nor early")),
     }
@@ -213,7 +221,7 @@ impl DriverManager {
             custom_label: some(&flags.node_label_for_gpu_pod_eviction),
             rdma: flags.gpu_direct_rdma_enabled,
             host_mofed: flags.use_host_mofed,
-            mofed_limit: flags.mofed_timeout,
+            mofed_limit: limit(flags.mofed_timeout),
             force_reinstall: flags.force_reinstall,
             digest: flags.driver_config_digest.trim().to_owned(),
             uncordon: flags.uncordon,
@@ -332,7 +340,7 @@ pub struct SafeLoad {
     #[arg(long, env = "KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
     /// How long to wait for a safe moment (0: for ever)
-    #[arg(long, env = "SAFE_LOAD_TIMEOUT", default_value = "0", value_parser = duration)]
+    #[arg(long, env = "SAFE_LOAD_TIMEOUT", default_value = FOR_EVER, value_parser = duration_or(FOR_EVER))]
     timeout: Duration,
     /// The UID of the pod that asks
     #[arg(long, env = "POD_UID", default_value = "")]

@@ -32,6 +32,8 @@ const CONFLICTS_MAX: u32 = 10;
 
 /// A watch lasts so long; then the node is read once.
 const WATCH_SECONDS: u32 = 240;
+/// A watch that has not ended so long after its time is over is dead: nothing comes any more, not even its end.
+const WATCH_LATE: Duration = Duration::from_secs(30);
 /// After a watch that broke.
 const WATCH_AGAIN: Duration = Duration::from_secs(5);
 
@@ -64,12 +66,12 @@ pub enum ApiError {
 }
 
 /// What came of an eviction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Eviction {
     /// The pod is on its way out, or gone already.
     Accepted,
-    /// A budget, or a passing trouble, says: not now.
-    NotNow,
+    /// A budget, or a passing trouble, says: not now. In its own words.
+    NotNow(String),
 }
 
 /// The API and the node that the agent looks after.
@@ -171,7 +173,8 @@ impl Cluster {
                 operation: format!("evict pod {namespace}/{name}"),
                 source: Box::new(error),
             }),
-            Ok(Err(_)) | Err(_) => Ok(Eviction::NotNow),
+            Ok(Err(error)) => Ok(Eviction::NotNow(plainly(&error))),
+            Err(_) => Ok(Eviction::NotNow(format!("no answer within {} s", CALL_LIMIT.as_secs()))),
         }
     }
 
@@ -216,10 +219,11 @@ impl Cluster {
             let events = api.watch(&params, &node.version).await?;
             std::pin::pin!(events).try_next().await
         };
+        let limit = Duration::from_secs(WATCH_SECONDS.into()) + WATCH_LATE;
         let event = tokio::select! {
             biased;
             stopped = self.stop.told() => return Err(stopped.into()),
-            event = first => event,
+            event = tokio::time::timeout(limit, first) => event.unwrap_or(Ok(None)),
         };
         match event {
             Ok(Some(WatchEvent::Added(node) | WatchEvent::Modified(node))) => return Ok(node.into()),

@@ -45,8 +45,8 @@ pub struct Machine {
     pub host_driver: HostDriver,
     /// When this module is removed, a process takes hold of that one: removed, held.
     pub grabbed: Option<(String, String)>,
-    /// Writing these paths fails.
-    pub unwritable: BTreeSet<String>,
+    /// Calls that fail, as they are written down.
+    pub failing: BTreeSet<String>,
     /// Programs that modprobe can load: module, the driver's name on the bus.
     pub loadable: BTreeMap<String, String>,
     /// `/proc` cannot be read.
@@ -123,22 +123,16 @@ impl Machine {
     }
 
     /// What writing into a file of the kernel does.
-    fn write(&mut self, path: &str, text: &str) -> io::Result<()> {
-        if self.unwritable.contains(path) {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
+    fn write(&mut self, path: &str, text: &str) {
         let device = path.strip_prefix("/sys/bus/pci/devices/").and_then(|rest| rest.split_once('/'));
         if let Some((address, "driver/unbind")) = device {
-            self.bound(address, None);
-            return Ok(());
+            return self.bound(address, None);
         }
         let driver = path.strip_prefix("/sys/bus/pci/drivers/").and_then(|rest| rest.strip_suffix("/bind"));
         if let Some(driver) = driver {
-            self.bound(text, Some(driver));
-            return Ok(());
+            return self.bound(text, Some(driver));
         }
         self.file(path, text);
-        Ok(())
     }
 
     fn bound(&mut self, address: &str, driver: Option<&str>) {
@@ -223,7 +217,12 @@ impl FakeHost {
         if death.is_some_and(|death| !death.after) {
             self.die().await;
         }
-        let result = act(&mut lock(&self.machine)).map_err(|error| HostError::new(name, error));
+        let result = {
+            let machine = &mut lock(&self.machine);
+            let fails = machine.failing.contains(&name);
+            if fails { Err(io::ErrorKind::PermissionDenied.into()) } else { act(machine) }
+        };
+        let result = result.map_err(|error| HostError::new(name, error));
         if death.is_some() {
             self.die().await;
         }
@@ -266,7 +265,10 @@ impl Host for FakeHost {
     async fn detach(&self, mount_point: &str) -> HostResult<()> {
         self.call(format!("unmount {mount_point}"), |machine| {
             let last = machine.mounts.iter().rposition(|mount| mount == mount_point);
-            machine.mounts.remove(last.ok_or(io::ErrorKind::InvalidInput)?);
+            let below = format!("{mount_point}/");
+            // What was mounted below it later is mounted on it.
+            let later = machine.mounts.split_off(last.ok_or(io::ErrorKind::InvalidInput)?);
+            machine.mounts.extend(later.into_iter().skip(1).filter(|mount| !mount.starts_with(&below)));
             Ok(())
         })
         .await
@@ -314,7 +316,11 @@ impl Host for FakeHost {
     }
 
     async fn write(&self, path: &str, text: &str) -> HostResult<()> {
-        self.call(format!("write {path}"), |machine| machine.write(path, text)).await
+        self.call(format!("write {path}"), |machine| {
+            machine.write(path, text);
+            Ok(())
+        })
+        .await
     }
 
     async fn remove(&self, path: &str) -> HostResult<()> {

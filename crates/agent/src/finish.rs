@@ -45,11 +45,14 @@ impl<H: Host> Looker for Finishing<'_, '_, H> {
         if !node.is_cordoned_by_agent() {
             return Ok(Look::Done);
         }
-        if let Some(who) = node.kept_out_by() {
-            return Ok(Look::Missing(format!("it is up, but the node is kept out by {who}")));
+        if node.kept_out_by().is_none() {
+            give_back(self.agent, &mut node).await?;
         }
-        give_back(self.agent, &mut node).await?;
-        Ok(Look::Done)
+        // Somebody may have begun to keep it out in the same moment.
+        Ok(match node.kept_out_by().filter(|_| node.is_cordoned_by_agent()) {
+            Some(who) => Look::Missing(format!("it is up, but the node is kept out by {who}")),
+            None => Look::Done,
+        })
     }
 }
 

@@ -117,13 +117,13 @@ pub trait Host: Send + Sync {
     fn remove_module(&self, name: &str) -> impl Future<Output = HostResult<()>> + Send;
     /// All mount points, in the order in which they were mounted; one that is mounted over appears again.
     fn mounts(&self) -> impl Future<Output = HostResult<Vec<String>>> + Send;
-    /// Detaches what is mounted last at a mount point, even if it is in use.
+    /// Detaches what is mounted last at a mount point, with everything that is mounted below that, even if it is in use.
     fn detach(&self, mount_point: &str) -> impl Future<Output = HostResult<()>> + Send;
     /// The processes that hold device files open whose path begins with `prefix`.
     fn holders(&self, prefix: &str) -> impl Future<Output = HostResult<Vec<Holder>>> + Send;
     /// The PCI devices, by address.
     fn pci_devices(&self) -> impl Future<Output = HostResult<Vec<PciDevice>>> + Send;
-    /// Runs a command with `root` as its root directory.
+    /// Runs a command with `root` as its root directory. That this cannot be entered is an error, never a missing program.
     fn run(
         &self,
         root: &str,

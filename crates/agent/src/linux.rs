@@ -23,6 +23,8 @@ use crate::host::{Holder, Host, HostError, HostResult, KernelPaths, Modules, Pci
 pub const CHROOT_NAME: &str = "pitcrew-chroot";
 /// Exit code of that binary if the program cannot be started, as shells have it.
 const CANNOT_START: i32 = 127;
+/// Exit code of that binary if the root directory cannot be entered: then nobody knows what is there.
+const CANNOT_ENTER: i32 = 126;
 
 /// Where programs are on a host, whatever the agent's own image says.
 const HOST_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -105,6 +107,10 @@ impl Host for Linux {
             Err(_) => Ok(Ran::TimedOut),
             Ok(Err(error)) => Err(failed(error)),
             Ok(Ok(ended)) if ended.status.code() == Some(CANNOT_START) => Ok(Ran::NotStarted),
+            Ok(Ok(ended)) if ended.status.code() == Some(CANNOT_ENTER) => {
+                let why = "the root directory cannot be entered: is it mounted, and has the container CAP_SYS_CHROOT?";
+                Err(failed(io::Error::other(why)))
+            }
             Ok(Ok(ended)) => Ok(Ran::Ended {
                 code: ended.status.code(),
                 output: String::from_utf8_lossy(&ended.stdout).into_owned(),
@@ -146,14 +152,13 @@ fn is_absent(error: &io::Error) -> bool {
 /// A child process that changes its root between fork and exec needs unsafe code; a program that changes its own does not.
 pub fn become_another(root: &Path, command: &[std::ffi::OsString]) -> i32 {
     use std::os::unix::process::CommandExt as _;
-    let entered = rustix::process::chroot(root).and_then(|()| rustix::process::chdir("/"));
-    match (entered, command) {
-        (Ok(()), [program, arguments @ ..]) => {
-            let _error = std::process::Command::new(program).args(arguments).env("PATH", HOST_PATH).exec();
-            CANNOT_START
-        }
-        _ => CANNOT_START,
+    if rustix::process::chroot(root).and_then(|()| rustix::process::chdir("/")).is_err() {
+        return CANNOT_ENTER;
     }
+    if let [program, arguments @ ..] = command {
+        let _error = std::process::Command::new(program).args(arguments).env("PATH", HOST_PATH).exec();
+    }
+    CANNOT_START
 }
 
 #[cfg(test)]

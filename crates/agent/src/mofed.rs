@@ -25,7 +25,7 @@ pub(crate) async fn ready(
     if !settings.rdma || !host.pci_devices().await?.iter().any(|device| device.vendor == VENDOR) {
         return Ok(());
     }
-    let wait = Wait { what: "MOFED", every: LOOK_EVERY, limit: Some(settings.mofed_limit) };
+    let wait = Wait { what: "MOFED", every: LOOK_EVERY, limit: settings.mofed_limit };
     wait.until(stop, told, Mofed { host, settings }).await
 }
 

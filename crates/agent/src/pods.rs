@@ -36,7 +36,7 @@ pub(crate) fn devices() -> Devices {
 }
 
 /// A compute domain's own daemon, which cannot be evicted and leaves when whoever is in the domain has.
-fn serves_a_domain(pod: &Pod, claims: &Claims) -> bool {
+pub(crate) fn serves_a_domain(pod: &Pod, claims: &Claims) -> bool {
     let devices = Devices { claim_drivers: vec![GPU_CLAIMS.to_owned()], ..devices() };
     pod.is_daemon() && !uses_device(&devices, pod, claims)
 }
@@ -169,6 +169,12 @@ impl Leave {
         let concerned = |on_node: &&OnNode| {
             if self.whole_node { leaves_in_drain(&self.selector, &on_node.pod) } else { uses(on_node) }
         };
+        // Without this look everybody else would be evicted for a driver that stays busy, at every start again.
+        let stays =
+            |on_node: &&OnNode| uses(on_node) && on_node.pod.deleting.is_none() && !concerned(on_node);
+        if let Some(OnNode { pod, .. }) = pods.iter().find(stays) {
+            return Err(format!("pod {} uses the device and is left out of the drain", pod.name));
+        }
         let leaving: Vec<&Pod> = pods.iter().filter(concerned).map(|on_node| &on_node.pod).collect();
         let removal = Removal {
             force: self.force,

@@ -30,10 +30,11 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Err(error) => {
             // Help and version are what was asked for.
             let _ = error.print();
-            if error.use_stderr() {
-                leave_last_words(error.to_string().lines().next().unwrap_or_default());
+            if !error.use_stderr() {
+                return 0;
             }
-            if error.use_stderr() { USAGE } else { 0 }
+            leave_last_words(error.to_string().lines().next().unwrap_or_default());
+            USAGE
         }
     }
 }

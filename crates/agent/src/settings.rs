@@ -77,8 +77,8 @@ pub struct Settings {
     pub rdma: bool,
     /// … which is the host's.
     pub host_mofed: bool,
-    /// How long MOFED may take.
-    pub mofed_limit: Duration,
+    /// How long MOFED may take; `None`: for ever.
+    pub mofed_limit: Option<Duration>,
     /// Unload even if the same configuration is installed.
     pub force_reinstall: bool,
     /// The digest of the configuration that is wanted; empty if unknown.
@@ -104,7 +104,7 @@ impl Default for Settings {
             custom_label: None,
             rdma: false,
             host_mofed: false,
-            mofed_limit: Duration::from_mins(10),
+            mofed_limit: Some(Duration::from_mins(10)),
             force_reinstall: false,
             digest: String::new(),
             uncordon: Uncordon::Finish,

@@ -49,7 +49,12 @@ pub struct Agent<'a, H> {
 pub async fn uninstall<H: Host>(agent: &Agent<'_, H>) -> Result<(), Failure> {
     let node = agent.cluster.node().await?;
     let boot = journal::boot_id(agent.host).await?;
-    let (left, succeeded) = unload::found(agent.host, &agent.settings.paths, &boot).await?;
+    let (left, unloaded) = unload::found(agent.host, &agent.settings.paths, &boot).await?;
+    let succeeded = unloaded && node.is_cordoned_by_agent() && node.unschedulable;
+    if unloaded && !succeeded {
+        // The node was given back since: the next cordon is about another attempt, for the starts after this one too.
+        agent.host.remove(&agent.settings.paths.journal).await?;
+    }
     let mut run = Run { agent, node, boot, left, succeeded, drained: false };
     let result = run.work().await;
     if let Err(failure) = &result {
@@ -93,6 +98,8 @@ impl<H: Host> Run<'_, '_, H> {
                 unload::clear_root(*host, &settings.paths).await?;
             }
             Left::Whole | Left::Half => {
+                // What cannot be paused later is found before anybody is evicted.
+                labels::pause(&self.node.labels, Batch::Last, settings.custom_label.as_deref())?;
                 self.pause(Batch::First).await?;
                 self.empty().await?;
                 self.pause(Batch::Last).await?;
@@ -148,7 +155,7 @@ impl<H: Host> Run<'_, '_, H> {
                 result => result?,
             }
         }
-        if plugin { no_claim_holders(&self.agent.cluster).await } else { Ok(()) }
+        if plugin { no_claim_holders(self.told(), &self.agent.stop).await } else { Ok(()) }
     }
 
     /// Whether pods may be evicted, and the node drained. An upgrade controller does both itself.

@@ -108,16 +108,15 @@ fn half_unloaded(loaded: &Modules, removed: &[&str], why: &str) -> Failure {
     Failure::HalfUnloaded { removed, left: left.join(" "), why: why.to_owned() }
 }
 
-/// Unmounts everything at and below a directory, however often something was mounted over something else.
+/// Unmounts everything at and below a directory, however often something was mounted over something else. The shortest
+/// path goes first: what is mounted below it goes with it.
 pub async fn detach_all(host: &impl Host, directory: &str) -> Result<(), Failure> {
     let below = format!("{directory}/");
     for _ in 0..LAYERS_MAX {
         let mounts = host.mounts().await?;
-        let Some(last) = mounts.iter().rev().find(|mount| *mount == directory || mount.starts_with(&below))
-        else {
-            return Ok(());
-        };
-        host.detach(last).await?;
+        let ours = mounts.iter().filter(|mount| *mount == directory || mount.starts_with(&below));
+        let Some(top) = ours.min_by_key(|mount| mount.len()) else { return Ok(()) };
+        host.detach(top).await?;
     }
     Err(Failure::Remounted { path: directory.to_owned(), rounds: LAYERS_MAX })
 }

@@ -13,6 +13,8 @@ const NVIDIA: u32 = 0x10de;
 const VGA: u32 = 0x03_0000;
 const ACCELERATOR: u32 = 0x03_0200;
 const NVSWITCH: u32 = 0x06_8000;
+/// An empty line clears the override.
+const NO_OVERRIDE: &str = "\n";
 /// Loading a module takes a moment.
 const MODPROBE_WITHIN: Duration = Duration::from_mins(1);
 
@@ -61,7 +63,11 @@ pub async fn unbind(host: &impl Host, which: &Which, nvswitches: bool) -> Result
                     }
                 }
                 Some(driver) => tracing::info!("{} is driven by {driver} and is left alone", device.address),
-                None => {}
+                None => {
+                    if let Err(error) = forget(host, &device.address).await {
+                        failed.push(format!("clear the override of {}: {}", device.address, error.source));
+                    }
+                }
             }
         }
     }
@@ -69,11 +75,25 @@ pub async fn unbind(host: &impl Host, which: &Which, nvswitches: bool) -> Result
 }
 
 async fn take_back(host: &impl Host, address: &str) -> Result<(), HostError> {
-    // An empty line clears the override.
-    host.write(&format!("/sys/bus/pci/devices/{address}/driver_override"), "\n").await?;
+    host.write(&driver_override(address), NO_OVERRIDE).await?;
     host.write(&format!("/sys/bus/pci/devices/{address}/driver/unbind"), address).await?;
     tracing::info!("took {address} back");
     Ok(())
+}
+
+/// A `bind` that was killed before its last step leaves a device that no driver has and only a vfio driver may take.
+async fn forget(host: &impl Host, address: &str) -> Result<(), HostError> {
+    let path = driver_override(address);
+    if host.read(&path).await?.is_some_and(|driver| is_vfio(&driver)) {
+        host.write(&path, NO_OVERRIDE).await?;
+        tracing::info!("{address} may be taken by any driver again");
+    }
+    Ok(())
+}
+
+/// The file with the name of the only driver that may take a device.
+fn driver_override(address: &str) -> String {
+    format!("/sys/bus/pci/devices/{address}/driver_override")
 }
 
 /// Gives devices to the vfio driver that fits each best.
@@ -108,12 +128,13 @@ async fn give(host: &impl Host, device: &PciDevice, driver: &str, host_root: &st
     if device.driver.as_deref() == Some(&driver) {
         return Ok(());
     }
-    let directory = format!("/sys/bus/pci/devices/{}", device.address);
-    host.write(&format!("{directory}/driver_override"), "\n").await?;
+    let path = driver_override(&device.address);
+    host.write(&path, NO_OVERRIDE).await?;
     if device.driver.is_some() {
-        host.write(&format!("{directory}/driver/unbind"), &device.address).await?;
+        let unbind = format!("/sys/bus/pci/devices/{}/driver/unbind", device.address);
+        host.write(&unbind, &device.address).await?;
     }
-    host.write(&format!("{directory}/driver_override"), &driver).await?;
+    host.write(&path, &driver).await?;
     host.write(&format!("/sys/bus/pci/drivers/{driver}/bind"), &device.address).await?;
     tracing::info!("gave {} to {driver}", device.address);
     Ok(())

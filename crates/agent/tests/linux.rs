@@ -92,7 +92,8 @@ fn a_program_in_another_root_directory_answers_is_missing_or_hangs() {
         let answer = host.run("/", &["sh", "-c", "pwd; exit 3"], limit).await.unwrap();
         assert_eq!(answer, Ran::Ended { code: Some(3), output: "/\n".to_owned() });
         assert_eq!(host.run("/", &["no-such-program"], limit).await.unwrap(), Ran::NotStarted);
-        assert_eq!(host.run("/nonexistent", &["sh"], limit).await.unwrap(), Ran::NotStarted);
+        let nowhere = host.run("/nonexistent", &["sh"], limit).await.unwrap_err();
+        assert!(nowhere.source.to_string().contains("cannot be entered"), "{nowhere}: {}", nowhere.source);
         let hangs = host.run("/", &["sleep", "60"], Duration::from_millis(200)).await.unwrap();
         assert_eq!(hangs, Ran::TimedOut);
     });
@@ -112,6 +113,9 @@ fn the_binary_answers_to_its_names() {
         ("vfio-manage", &["--help"], 0, "unbind"),
         ("network-operator-init-container", &["--help"], 0, "--configmap-name"),
         ("pitcrew-node", &["--version"], 0, "pitcrew-node"),
+        ("driver-manager", &["--version"], 0, env!("CARGO_PKG_VERSION")),
+        ("vfio-manage", &["--version"], 0, env!("CARGO_PKG_VERSION")),
+        ("network-operator-init-container", &["--version"], 0, env!("CARGO_PKG_VERSION")),
         ("driver-manager", &["uninstall_driver"], 2, "NODE_NAME"),
         ("driver-manager", &["--node-name=n", "uninstall_driver"], 2, "service account"),
         ("driver-manager", &["no_such_command"], 2, "no_such_command"),

@@ -178,6 +178,19 @@ async fn a_broken_watch_is_not_the_end() {
     result.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_says_nothing_any_more_is_given_up() {
+    let stage = stage(enabled(), Machine::default()).await;
+    let mut first = true;
+    stage.api.on_request(move |request| {
+        let watch = request.user == "agent" && request.verb == "watch";
+        (watch && std::mem::take(&mut first)).then_some(Fault::Delay(Duration::from_hours(24)))
+    });
+    let options = Options { deadline: None, ..options() };
+    let asking = ask_and_release(&stage, &options);
+    tokio::time::timeout(Duration::from_mins(5), asking).await.unwrap().unwrap();
+}
+
 fn checked(modules: &[&str]) -> Value {
     let mut config = enabled();
     config["moduleDependencyCheck"] = json!({"modules": modules});

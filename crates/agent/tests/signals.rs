@@ -52,9 +52,26 @@ async fn serve(stage: &Stage, directory: &Path) -> String {
 }
 
 fn start(arguments: &[&str]) -> Child {
-    let mut command = Command::new(BINARY);
-    command.args(arguments).env_clear().stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    command.spawn().unwrap()
+    start_by(&[], arguments)
+}
+
+/// Starts it through another program, which becomes this one.
+fn start_by(before: &[&str], arguments: &[&str]) -> Child {
+    let command = [before, &[BINARY], arguments].concat();
+    let mut program = Command::new(command[0]);
+    program.args(&command[1..]).env_clear().stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    program.spawn().unwrap()
+}
+
+/// What makes a program root, if only of a namespace of its own: who enters another root directory has to be. `None` if the
+/// kernel does not allow that.
+async fn to_be_root() -> Option<&'static [&'static str]> {
+    const UNSHARE: [&str; 3] = ["unshare", "--user", "--map-root-user"];
+    if rustix::process::geteuid().is_root() {
+        return Some(&[]);
+    }
+    let tried = Command::new(UNSHARE[0]).args(&UNSHARE[1..]).arg("true").status().await;
+    tried.is_ok_and(|status| status.success()).then_some(&UNSHARE)
 }
 
 async fn end(child: &mut Child, signal: &str) -> Option<i32> {
@@ -117,7 +134,11 @@ async fn safe_load(stage: &Stage, kubeconfig: &str) {
 }
 
 async fn uninstall(stage: &Stage, kubeconfig: &str) {
+    let Some(root_first) = to_be_root().await else {
+        return println!("this kernel does not allow a private user namespace here: nothing was tried");
+    };
     let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("host")).unwrap();
     // Not every kernel that tests run on has modules.
     for (path, text) in [("proc/modules", ""), ("proc/self/mountinfo", "")] {
         let path = directory.path().join(path);
@@ -140,21 +161,21 @@ async fn uninstall(stage: &Stage, kubeconfig: &str) {
     // A plugin that does not leave keeps the agent waiting, with its label paused.
     let plugin = json!({"annotations": {"test/stays": "true"}});
     stage.pod(NAMESPACE, PLUGIN, plugin, json!({"ownedBy": "DaemonSet"})).await;
-    let mut child = start(&arguments);
+    let mut child = start_by(root_first, &arguments);
     until_paused(stage).await;
     assert_eq!(end(&mut child, "-TERM").await, Some(i32::from(TERMINATED)));
     assert_eq!(*stage.node().await.labels(), before, "after SIGTERM");
-    let mut child = start(&arguments);
+    let mut child = start_by(root_first, &arguments);
     until_paused(stage).await;
     assert_eq!(end(&mut child, "-KILL").await, None);
     assert_ne!(*stage.node().await.labels(), before, "SIGKILL leaves what was paused");
     stage.admin_delete(NAMESPACE, PLUGIN).await;
     for millis in MOMENTS {
-        let mut child = start(&arguments);
+        let mut child = start_by(root_first, &arguments);
         tokio::time::sleep(Duration::from_millis(millis)).await;
         end(&mut child, "-KILL").await;
     }
-    let code = start(&arguments).wait().await.unwrap().code();
+    let code = start_by(root_first, &arguments).wait().await.unwrap().code();
     assert_eq!(code, Some(0));
     assert_eq!(*stage.node().await.labels(), before);
     assert!(!stage.is_cordoned().await);

@@ -29,6 +29,7 @@ enum Story {
     Busy,
     Half,
     WithPlugin,
+    GivenBack,
 }
 
 const DRA: &str = "nvidia.com/gpu.deploy.dra-driver";
@@ -74,13 +75,21 @@ impl Story {
                 let app = "nvidia-dra-driver-kubelet-plugin";
                 stage.pod(NAMESPACE, app, json!({}), operand(app, DRA)).await;
             }
+            Story::GivenBack => {
+                stage.uninstall().await.unwrap();
+                stage.load_new_driver();
+                // A person was faster than `finish`; now comes another driver, which cannot replace this one.
+                stage.patch(json!({"spec": {"unschedulable": null}})).await;
+                stage.host.change(|machine| machine.open(7, "python3", "/dev/nvidia0", &["nvidia"]));
+                "newer".clone_into(&mut stage.settings.digest);
+            }
         }
         stage.forget();
         stage
     }
 
     fn succeeds(self) -> bool {
-        !matches!(self, Story::Busy | Story::Half)
+        !matches!(self, Story::Busy | Story::Half | Story::GivenBack)
     }
 }
 
@@ -222,6 +231,11 @@ fn killed_anywhere_around_half_a_driver() {
 #[test]
 fn killed_anywhere_with_a_dra_plugin() {
     sweep(Story::WithPlugin);
+}
+
+#[test]
+fn killed_anywhere_after_a_person_gave_the_node_back() {
+    sweep(Story::GivenBack);
 }
 
 #[test]

@@ -56,10 +56,31 @@ fn flags_stand_before_or_after_the_command_and_switches_need_no_value() {
 
 #[test]
 fn a_variable_that_is_set_to_nothing_keeps_its_default() {
-    let settings =
-        driver_manager(&["--enable-auto-drain=", "--drain-use-force=", "--drain-timeout-seconds=", "finish"]);
-    let settings = settings.settings().unwrap();
+    let manager = driver_manager(&[
+        "--enable-auto-drain=",
+        "--drain-use-force=",
+        "--drain-timeout-seconds=",
+        "--mofed-timeout=",
+        "--uncordon=",
+        "finish",
+        "--timeout=",
+    ]);
+    let settings = manager.settings().unwrap();
     assert!(settings.drain && !settings.force && settings.leave_limit.is_none());
+    assert_eq!(settings.mofed_limit, Some(Duration::from_mins(10)));
+    assert_eq!(settings.uncordon, Uncordon::Finish);
+    let timeout = Duration::from_mins(30);
+    assert_eq!(manager.command, Some(DriverManagerCommand::Finish { timeout, stay: false }));
+    let safe_load = ["network-operator-init-container", "--node-name=n", "--configmap-name=c"];
+    let safe_load = safe_load.into_iter().chain(["--configmap-namespace=ns", "--timeout="]);
+    assert!(read(safe_load.map(OsString::from)).is_ok());
+}
+
+#[test]
+fn no_time_is_for_ever() {
+    let arguments = ["--mofed-timeout=0", "--drain-timeout-seconds=0s", "uninstall_driver"];
+    let settings = driver_manager(&arguments).settings().unwrap();
+    assert_eq!((settings.mofed_limit, settings.leave_limit), (None, None));
 }
 
 #[test]

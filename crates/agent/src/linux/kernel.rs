@@ -1,5 +1,6 @@
 //! `/proc/modules` and `/sys/module`: what is loaded, and who uses whom.
 
+use std::io;
 use std::path::Path;
 
 use crate::host::{HostError, HostResult, Module, Modules};
@@ -13,11 +14,21 @@ pub(super) fn modules(proc: &Path, sys: &Path) -> HostResult<Modules> {
     let mut modules = parse(&text);
     for (name, module) in &mut modules {
         // Some users are only listed here, others only there.
-        let Ok(entries) = std::fs::read_dir(sys.join("module").join(name).join("holders")) else { continue };
-        let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-        module.holders.extend(names);
+        let path = sys.join("module").join(name).join("holders");
+        let listed =
+            names(&path).map_err(|error| HostError::new(format!("read {}", path.display()), error))?;
+        module.holders.extend(listed);
     }
     Ok(modules)
+}
+
+/// The names in a directory. One that is not there has none: the module has just been removed, or it cannot be.
+fn names(path: &Path) -> io::Result<Vec<String>> {
+    let entries = match std::fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }
 
 /// Lines such as `nvidia 56717312 37 nvidia_uvm,nvidia_modeset, Live 0xffff…`; others are passed over.

@@ -88,6 +88,24 @@ fn pods_that_a_paused_label_takes_away_are_not_evicted() {
 }
 
 #[test]
+fn a_drain_that_leaves_a_user_behind_is_none() {
+    let mut daemon = pod("daemon", &gpu("nvidia.com/gpu"));
+    daemon.pod.owner = Some(Owner { kind: OwnerKind::DaemonSet, name: "d".into(), uid: "u".into() });
+    let left_out = pod("left-out", &gpu("nvidia.com/gpu"));
+    let web = pod("web", &json!({"containers": []}));
+    let only_web = Leave { selector: pitcrew_core::selector::parse("app=web").unwrap(), ..leave(true) };
+    for (how, user) in [(leave(true), &daemon), (only_web.clone(), &left_out)] {
+        let refused = how.leaving(&[web.clone(), user.clone()], &Claims::new()).unwrap_err();
+        let expected = format!("pod {} uses the device and is left out of the drain", user.pod.name);
+        assert_eq!(refused, expected);
+        let mut going = user.clone();
+        going.pod.deleting = Some(Timestamp::UNIX_EPOCH);
+        assert!(how.leaving(&[web.clone(), going], &Claims::new()).is_ok(), "it leaves already");
+    }
+    assert_eq!(leaving(&only_web, &[web], &Claims::new()), [""; 0], "who uses nothing may be left out");
+}
+
+#[test]
 fn a_compute_domains_own_daemon_leaves_by_itself_and_whoever_is_in_the_domain_is_evicted() {
     let spec = |claim: &str| json!({"containers": [], "resourceClaims": [{"name": "c", "resourceClaimName": claim}]});
     let claim_of = |name: &str, driver: &str| {

@@ -69,9 +69,29 @@ async fn what_is_on_the_card_goes_with_it_and_comes_back() {
 async fn one_device_that_fails_is_told_of_and_does_not_keep_the_others() {
     let host = host(vec![device("a", VGA, Some("vfio-pci")), device("b", VGA, Some("vfio-pci"))]);
     host.change(|machine| {
-        machine.unwritable.insert("/sys/bus/pci/devices/a/driver/unbind".to_owned());
+        machine.failing.insert("write /sys/bus/pci/devices/a/driver/unbind".to_owned());
     });
     let failure = unbind(&host, &Which::All, false).await.unwrap_err();
     assert!(failure.sentence().starts_with("take a back from vfio-pci"), "{}", failure.sentence());
     assert_eq!(drivers(&host), [Some("vfio-pci".to_owned()), None]);
+}
+
+#[tokio::test]
+async fn a_bind_that_was_killed_before_its_last_step_is_undone() {
+    let host = host(vec![device("a", VGA, None), device("b", VGA, None)]);
+    let (ours, theirs) = (driver_override("a"), driver_override("b"));
+    host.change(|machine| {
+        machine.file(&ours, "vfio-pci\n");
+        machine.file(&theirs, "nvidia\n");
+    });
+    unbind(&host, &Which::All, false).await.unwrap();
+    let files = host.machine().files;
+    assert_eq!(files[&ours], NO_OVERRIDE);
+    assert_eq!(files[&theirs], "nvidia\n", "nobody here wrote that");
+    host.change(|machine| {
+        machine.file(&ours, "vfio-pci\n");
+        machine.failing.insert(format!("write {ours}"));
+    });
+    let failure = unbind(&host, &Which::All, false).await.unwrap_err();
+    assert!(failure.sentence().starts_with("clear the override of a: "), "{}", failure.sentence());
 }

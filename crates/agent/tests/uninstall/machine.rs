@@ -1,14 +1,21 @@
 //! Modules, mounts, devices, and the drivers of others.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kube::ResourceExt as _;
 use pitcrew_agent::failure::{FAILED, NEEDS_REBOOT, TIMED_OUT};
 use pitcrew_agent::fake::{HostDriver, Machine};
 use pitcrew_agent::host::PciDevice;
+use pitcrew_agent::labels::{DRA_DRIVER, PAUSED};
 
 use crate::stage::Stage;
 use crate::{wants, with_driver};
+
+/// The agent has paused this label, whatever became of it.
+fn was_paused(stage: &Stage, label: &str) -> bool {
+    stage.trace.lock().unwrap().contains(&format!("  {label} = \"{PAUSED}\""))
+}
 
 #[tokio::test(start_paused = true)]
 async fn a_busy_module_leaves_everything_as_it_was_and_its_holder_is_named() {
@@ -93,10 +100,47 @@ async fn stacked_mounts_are_all_detached() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_root_directory_with_hundreds_of_mounts_below_it_is_detached_at_once() {
+    let stage = Stage::new(with_driver()).await;
+    stage.host.change(|machine| {
+        machine.mounts.extend((0..300).map(|number| format!("/run/nvidia/driver/sub/{number}")));
+    });
+    stage.uninstall().await.unwrap();
+    assert_eq!(stage.host.machine().mounts, ["/", "/run"]);
+    let unmounted = stage.host.calls().iter().filter(|call| call.starts_with("unmount")).count();
+    assert_eq!(unmounted, 1);
+    // Nor does it matter whether the directory itself is one.
+    stage.host.change(|machine| machine.mounts.push("/run/nvidia/driver/sub".to_owned()));
+    stage.uninstall().await.unwrap();
+    assert_eq!(stage.host.machine().mounts, ["/", "/run"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_paused_comes_back_if_the_root_directory_cannot_be_cleared() {
+    let clearing = ["read mounts", "unmount /run/nvidia/driver", "remove /run/nvidia/nvidia-driver.pid"];
+    // The driver is replaced, or it stays; its root directory is made anew in both cases.
+    for (call, wanted) in clearing.into_iter().flat_map(|call| [(call, "new"), (call, "old")]) {
+        let mut stage = Stage::new(with_driver()).await;
+        stage.label(DRA_DRIVER, Some("true")).await;
+        wants(&mut stage, wanted);
+        stage.host.change(|machine| {
+            machine.failing.insert(call.to_owned());
+        });
+        let failure = stage.uninstall().await.unwrap_err();
+        assert!(failure.sentence().starts_with(call), "{}", failure.sentence());
+        assert!(was_paused(&stage, DRA_DRIVER) && stage.paused().await.is_empty(), "{call}");
+        assert_eq!(stage.is_cordoned().await, wanted == "new", "{call}: out only without its driver");
+        stage.host.change(|machine| machine.failing.clear());
+        stage.uninstall().await.unwrap();
+        assert_eq!(stage.host.machine().mounts, ["/", "/run"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn mofed_is_waited_for_with_a_deadline_and_the_node_is_not_left_paused() {
     let mut stage = Stage::new(with_driver()).await;
     stage.settings.rdma = true;
-    stage.settings.mofed_limit = Duration::from_mins(2);
+    stage.settings.mofed_limit = Some(Duration::from_mins(2));
     let card = PciDevice { address: "0000:81:00.0".to_owned(), vendor: 0x15b3, ..PciDevice::default() };
     stage.host.change(|machine| machine.devices.push(card));
     let failure = stage.uninstall().await.unwrap_err();
@@ -118,24 +162,39 @@ async fn the_hosts_mofed_is_told_by_the_modules_whole_name() {
         machine.load("mlx5_core_lookalike", None);
     });
     assert_eq!(stage.uninstall().await.unwrap_err().exit_code(), TIMED_OUT);
-    stage.host.change(|machine| machine.load("mlx5_core", None));
-    stage.uninstall().await.unwrap();
+    // Who waits for ever sees it come, however late.
+    stage.settings.mofed_limit = None;
+    let comes = async {
+        tokio::time::sleep(Duration::from_hours(2)).await;
+        stage.host.change(|machine| machine.load("mlx5_core", None));
+    };
+    tokio::join!(stage.uninstall(), comes).0.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn nouveau_is_removed_before_the_operands_come_back() {
     for (busy, loaded) in [(false, with_driver()), (false, Machine::default()), (true, Machine::default())] {
         let stage = Stage::new(loaded).await;
+        stage.label(DRA_DRIVER, Some("true")).await;
         stage.host.change(|machine| {
             machine.load("nouveau", None);
             if busy {
                 machine.open(3, "Xorg", "/dev/dri/card0", &["nouveau"]);
             }
         });
+        // What the machine is like when the node is written for the last time, which brings the operands back.
+        let (host, at_the_end) = (stage.host.clone(), Arc::new(Mutex::new(None)));
+        let last = at_the_end.clone();
+        stage.api.on_request(move |request| {
+            if request.user == "agent" && request.verb == "patch" {
+                *last.lock().unwrap() = Some(host.machine().modules.contains_key("nouveau"));
+            }
+            None
+        });
         let result = stage.uninstall().await;
         assert_eq!(result.is_err(), busy);
-        assert_eq!(stage.host.machine().modules.contains_key("nouveau"), busy);
-        assert!(stage.paused().await.is_empty());
+        assert_eq!(*at_the_end.lock().unwrap(), Some(busy));
+        assert!(was_paused(&stage, DRA_DRIVER) && stage.paused().await.is_empty());
     }
 }
 
@@ -147,6 +206,14 @@ async fn a_driver_on_the_host_is_told_by_a_label_and_there_is_a_way_back() {
     assert!(failure.sentence().contains("driver 535.1 installed"), "{}", failure.sentence());
     assert_eq!(stage.node().await.labels()["nvidia.com/gpu.deploy.driver"], "pre-installed");
     assert_eq!(stage.host.machine().modules.len(), 4);
+    // Who cannot ask does not know, and does not say that it is gone.
+    let question = "run nvidia-smi --query-gpu=driver_version --format=csv,noheader in /host";
+    stage.host.change(|machine| {
+        machine.failing.insert(question.to_owned());
+    });
+    assert!(stage.uninstall().await.unwrap_err().sentence().starts_with(question));
+    assert_eq!(stage.node().await.labels()["nvidia.com/gpu.deploy.driver"], "pre-installed");
+    stage.host.change(|machine| machine.failing.clear());
     stage.host.change(|machine| machine.host_driver = HostDriver::Absent);
     stage.uninstall().await.unwrap();
     assert_eq!(stage.node().await.labels()["nvidia.com/gpu.deploy.driver"], "true");
@@ -172,6 +239,7 @@ async fn devices_of_virtual_machines_come_back_and_others_are_left_alone() {
         ..PciDevice::default()
     };
     let stage = Stage::new(Machine::default()).await;
+    stage.label(DRA_DRIVER, Some("true")).await;
     stage.host.change(|machine| {
         machine.devices =
             vec![device("a", "vfio-pci"), device("b", "other"), device("c", "nvgrace_gpu_vfio_pci")];
@@ -181,11 +249,12 @@ async fn devices_of_virtual_machines_come_back_and_others_are_left_alone() {
         stage.host.machine().devices.into_iter().map(|device| device.driver).collect();
     assert_eq!(drivers, [None, Some("other".to_owned()), None]);
     // A device that does not let go is told of, and the operands come back all the same.
+    stage.forget();
     stage.host.change(|machine| {
         machine.devices = vec![device("a", "vfio-pci")];
-        machine.unwritable.insert("/sys/bus/pci/devices/a/driver_override".to_owned());
+        machine.failing.insert("write /sys/bus/pci/devices/a/driver_override".to_owned());
     });
     let failure = stage.uninstall().await.unwrap_err();
     assert!(failure.sentence().contains("take a back from vfio-pci"), "{}", failure.sentence());
-    assert!(stage.paused().await.is_empty());
+    assert!(was_paused(&stage, DRA_DRIVER) && stage.paused().await.is_empty());
 }

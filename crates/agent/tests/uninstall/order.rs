@@ -105,6 +105,23 @@ async fn the_pods_of_a_custom_label_are_waited_for_and_leave_in_the_last_batch()
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_label_that_cannot_be_paused_is_told_before_anybody_is_bothered() {
+    let key = "example.com/plugin";
+    for label in ["nvidia.com/gpu.deploy.dcgm", key] {
+        let mut stage = Stage::new(with_driver()).await;
+        stage.settings.custom_label = Some(key.to_owned());
+        stage.label(label, Some(&"x".repeat(40))).await;
+        let failure = stage.uninstall().await.unwrap_err();
+        assert!(failure.sentence().starts_with(&format!("label {label}=")), "{}", failure.sentence());
+        assert_eq!(
+            stage.api.counts().by_request.get(&("agent".to_owned(), "patch", "nodes".to_owned())),
+            None
+        );
+        assert_eq!(stage.api.counts().of("create", "pods/eviction"), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_operand_that_does_not_leave_ends_in_a_named_failure_and_a_node_as_before() {
     let stage = Stage::new(with_driver()).await;
     let spec = json!({"ownedBy": "DaemonSet"});

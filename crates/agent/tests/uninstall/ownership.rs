@@ -2,13 +2,25 @@
 
 use std::time::Duration;
 
-use kube::ResourceExt as _;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, ResourceExt as _};
 use pitcrew_agent::failure::{TERMINATED, TIMED_OUT};
 use pitcrew_sim::api::Fault;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::stage::{self, Stage, early};
+use crate::stage::{NODE, Stage, early};
 use crate::{OURS, with_driver};
+
+/// Somebody else writes on the node.
+async fn patched(admin: Client, patch: Value) {
+    let api = Api::<Node>::all(admin);
+    api.patch(NODE, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+}
+
+async fn cordon(admin: Client) {
+    patched(admin, json!({"spec": {"unschedulable": true}})).await;
+}
 
 #[tokio::test(start_paused = true)]
 async fn the_node_stays_cordoned_until_the_new_driver_is_up() {
@@ -88,12 +100,7 @@ async fn a_cordon_that_somebody_else_sets_in_the_same_moment_is_theirs() {
     stage.api.on_request(move |request| {
         let patch = request.user == "agent" && request.verb == "patch" && request.resource == "nodes";
         if patch && !done.swap(true, std::sync::atomic::Ordering::Relaxed) {
-            let admin = admin.clone();
-            tokio::spawn(async move {
-                let api = kube::Api::<k8s_openapi::api::core::v1::Node>::all(admin);
-                let patch = kube::api::Patch::Merge(json!({"spec": {"unschedulable": true}}));
-                api.patch(stage::NODE, &kube::api::PatchParams::default(), &patch).await.unwrap();
-            });
+            tokio::spawn(cordon(admin.clone()));
             return Some(Fault::Delay(Duration::from_millis(100)));
         }
         None
@@ -106,8 +113,56 @@ async fn a_cordon_that_somebody_else_sets_in_the_same_moment_is_theirs() {
 #[tokio::test(start_paused = true)]
 async fn a_cordon_that_a_person_lifted_and_another_set_again_is_not_the_agents() {
     let stage = early(Stage::new(with_driver()).await);
+    // The agent's own cordon was lifted by hand, and only its record was left.
     stage.annotate(OURS, Some("{\"since\":\"2026-01-01T00:00:00Z\"}")).await;
+    // Somebody cordons the node while the operands leave.
+    let admin = stage.admin.clone();
+    let mut done = false;
+    stage.api.on_request(move |request| {
+        if request.user == "agent" && request.verb == "list" && !std::mem::replace(&mut done, true) {
+            tokio::spawn(cordon(admin.clone()));
+        }
+        None
+    });
     stage.uninstall().await.unwrap();
-    assert!(!stage.node().await.annotations().contains_key(OURS), "the record was stale");
-    assert!(!stage.is_cordoned().await, "and the agent's own cordon is lifted with its own record");
+    assert!(stage.is_cordoned().await, "it is theirs");
+    assert!(!stage.node().await.annotations().contains_key(OURS), "and the record was stale");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_nvsentinel_takes_in_the_same_moment_is_not_given_back() {
+    const QUARANTINE: &str = "quarantineHealthEventIsCordoned";
+    let stage = Stage::new(with_driver()).await;
+    stage.uninstall().await.unwrap();
+    stage.load_new_driver();
+    let admin = stage.admin.clone();
+    let mut done = false;
+    stage.api.on_request(move |request| {
+        let patch = request.user == "agent" && request.verb == "patch" && request.resource == "nodes";
+        if !patch || std::mem::replace(&mut done, true) {
+            return None;
+        }
+        tokio::spawn(patched(admin.clone(), json!({"metadata": {"annotations": {QUARANTINE: "True"}}})));
+        Some(Fault::Delay(Duration::from_millis(100)))
+    });
+    let failure = stage.finish(Duration::from_mins(1)).await.unwrap_err();
+    assert!(failure.sentence().contains("kept out by NVSentinel"), "{}", failure.sentence());
+    assert!(stage.is_cordoned().await);
+    stage.annotate(QUARANTINE, None).await;
+    stage.finish(Duration::from_mins(1)).await.unwrap();
+    assert!(!stage.is_cordoned().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_a_person_gave_back_is_given_back_again_after_a_failure() {
+    let stage = Stage::new(with_driver()).await;
+    stage.uninstall().await.unwrap();
+    stage.load_new_driver();
+    stage.patch(json!({"spec": {"unschedulable": null}})).await;
+    stage.host.change(|machine| machine.open(7, "python3", "/dev/nvidia0", &["nvidia"]));
+    for _ in 0..2 {
+        stage.uninstall().await.unwrap_err();
+        assert!(!stage.is_cordoned().await, "the new driver is whole");
+        assert!(!stage.node().await.annotations().contains_key(OURS));
+    }
 }

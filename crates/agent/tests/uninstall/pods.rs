@@ -9,6 +9,7 @@ use pitcrew_agent::Failure;
 use pitcrew_agent::clock::Clock;
 use pitcrew_agent::cluster::Cluster;
 use pitcrew_agent::failure::TIMED_OUT;
+use pitcrew_agent::settings::Settings;
 use pitcrew_agent::stop::Stop;
 use pitcrew_agent::uninstall::{Agent, uninstall};
 use pitcrew_sim::api::Fault;
@@ -41,6 +42,25 @@ async fn a_busy_budget_is_asked_at_most_ten_times_a_minute() {
     let asked = stage.api.counts().of("create", "pods/eviction");
     assert!((5..=10).contains(&asked), "{asked} requests");
     assert!(!stage.is_cordoned().await && stage.paused().await.is_empty(), "given back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_refuses_an_eviction_is_heard() {
+    for (broken, words) in [(false, "disruption budget"), (true, "injected fault")] {
+        let mut stage = Stage::new(with_driver()).await;
+        stage.settings.leave_limit = Some(Duration::from_secs(10));
+        stage.budget("research", "train", 0).await;
+        stage.api.on_request(move |request| {
+            let eviction = request.resource == "pods/eviction";
+            (broken && eviction).then_some(Fault::Status(http::StatusCode::INTERNAL_SERVER_ERROR))
+        });
+        let text = stage.uninstall().await.unwrap_err().sentence();
+        assert!(
+            text.contains("pod research/train may not be evicted now: ") && text.contains(words),
+            "{text}"
+        );
+        assert_eq!(text.contains("budget"), !broken, "{text}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -147,6 +167,32 @@ async fn a_gpu_pod_of_a_daemon_set_is_named_and_nobody_is_evicted() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_drain_that_would_leave_a_gpu_pod_behind_does_not_begin() {
+    let skip = json!({"labels": {"nvidia.com/gpu-driver-upgrade-drain.skip": "true"}});
+    let other = json!({"labels": {"app": "other"}});
+    // Nobody may evict it, so the agent looks whether a drain would do.
+    for (metadata, owner, selector) in
+        [(json!({}), Some("DaemonSet"), ""), (skip, None, ""), (other, None, "app in (train, web)")]
+    {
+        let mut stage = Stage::new(with_driver()).await;
+        stage.settings.drain = true;
+        stage.settings.selector = Settings::drain_selector(selector).unwrap();
+        let mut spec = gpu_pod();
+        spec.as_object_mut().unwrap().remove("ownedBy");
+        if let Some(owner) = owner {
+            spec["ownedBy"] = json!(owner);
+        }
+        stage.pod("research", "monitor", metadata, spec).await;
+        stage.pod("research", "web", json!({}), json!({"ownedBy": "ReplicaSet"})).await;
+        let failure = stage.uninstall().await.unwrap_err();
+        let expected = "pod research/monitor uses the device and is left out of the drain";
+        assert_eq!(failure.sentence(), expected);
+        assert_eq!(stage.api.counts().of("create", "pods/eviction"), 0);
+        assert!(!stage.is_cordoned().await && stage.paused().await.is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_drain_works_with_daemon_sets_pods_on_the_node() {
     let mut stage = Stage::new(with_driver()).await;
     stage.settings.drain = true;
@@ -210,4 +256,34 @@ async fn the_dra_plugin_leaves_last_and_only_without_claim_holders() {
     let trace = stage.trace.lock().unwrap().join("\n");
     let evicted = trace.rfind("pods/eviction").unwrap();
     assert!(trace.rfind("dra-driver = \"paused").unwrap() > evicted, "{trace}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_compute_domains_daemon_is_waited_for_before_the_dra_plugin_leaves() {
+    for leaves in [true, false] {
+        let stage = Stage::new(with_driver()).await;
+        stage.label(DRA, Some("true")).await;
+        stage.pod(NAMESPACE, PLUGIN, json!({}), operand(PLUGIN, DRA)).await;
+        claim(&stage, "domain", "compute-domain.nvidia.com").await;
+        let claims = json!([{"name": "c", "resourceClaimName": "domain"}]);
+        for (name, owner) in [("worker", "Job"), ("daemon", "DaemonSet")] {
+            stage.pod("research", name, json!({}), json!({"ownedBy": owner, "resourceClaims": claims})).await;
+        }
+        // The domain's controller takes its daemon off some time after the last worker has left.
+        let domain = async {
+            tokio::time::sleep(Duration::from_mins(2)).await;
+            assert!(!stage.pods().await.contains(&"research/worker".to_owned()));
+            assert!(stage.pods().await.contains(&format!("{NAMESPACE}/{PLUGIN}")), "it gives the claim back");
+            if leaves {
+                stage.admin_delete("research", "daemon").await;
+            }
+        };
+        let (result, ()) = tokio::join!(stage.uninstall(), domain);
+        assert_eq!(result.is_ok(), leaves);
+        if let Err(failure) = result {
+            assert_eq!(failure.exit_code(), TIMED_OUT);
+            assert!(failure.sentence().contains("pod research/daemon on the way"), "{}", failure.sentence());
+            assert!(!stage.is_cordoned().await && stage.paused().await.is_empty());
+        }
+    }
 }
