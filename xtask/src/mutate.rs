@@ -388,3 +388,19 @@ fn simulate(place: &Path, number: Option<usize>, seeds: u64) -> Result<Option<St
     let promise = line.split("promise: ").nth(1).and_then(|rest| rest.split(',').next()).unwrap_or("?");
     Ok(Some(format!("{promise} {seeds}")))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn every_mutation_finds_its_place() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        for Mutation { name, file, from, .. } in MUTATIONS {
+            let found = fs::read_to_string(root.join(file)).map(|text| text.matches(from).count());
+            assert_eq!(found.ok(), Some(1), "\"{name}\" in {file}");
+        }
+    }
+}

@@ -2,17 +2,19 @@
 
 #![expect(clippy::unwrap_used, reason = "tests end where something is not as it should be")]
 
+use std::pin::pin;
 use std::time::Duration;
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
 use kube::api::{Api, EvictParams, ListParams, Patch, PatchParams, PostParams};
-use pitcrew_sim::actors::{Behaviour, JobRule, Nodes};
+use pitcrew_core::api::DriverPolicy;
+use pitcrew_sim::actors::{Behaviour, JobRule, Nodes, Timing};
 use pitcrew_sim::cluster::Cluster;
 use pitcrew_sim::fleet::{Fleet, Workload};
 use serde_json::{Value, json};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 const NEW: &str = "565.57.01";
 const STATE: &str = "nvidia.com/gpu-driver-upgrade-state";
@@ -76,27 +78,30 @@ async fn cordon(client: &Client, node: &str, cordoned: bool) {
     nodes.patch(node, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
 }
 
-/// What an upgrade by the order of names does to work: nodes are emptied so many at a time and come back, and nothing tells
-/// the scheduler where work could stay. How many evictions it took.
-async fn in_order(cluster: &Cluster, fleet: &Fleet, at_a_time: usize, pods: usize) -> u64 {
-    let (client, mut evictions) = (&cluster.admin, 0);
-    let work = Api::<Pod>::namespaced(client.clone(), WORK);
+/// So many pods of a namespace are at work.
+async fn at_work(work: &Api<Pod>) -> usize {
     let is_ready = |pod: &Pod| {
         let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
         let ready = conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
         ready && pod.metadata.deletion_timestamp.is_none()
     };
-    let all_ready = async || {
-        let all = work.list(&ListParams::default()).await.unwrap();
-        all.iter().filter(|pod| is_ready(pod)).count() == pods
-    };
+    work.list(&ListParams::default()).await.unwrap().iter().filter(|pod| is_ready(pod)).count()
+}
+
+/// What an upgrade by the order of names does to work: nodes are emptied so many at a time and come back, and nothing tells
+/// the scheduler where work could stay. How many evictions it took.
+async fn in_order(cluster: &Cluster, fleet: &Fleet, at_a_time: usize, work: &Api<Pod>, pods: usize) -> u64 {
+    let (client, mut evictions) = (&cluster.admin, 0);
+    let all_ready = async || at_work(work).await == pods;
     let names: Vec<String> = fleet.node_names().collect();
     for wave in names.chunks(at_a_time) {
         for node in wave {
             cordon(client, node, true).await;
         }
         for node in wave {
-            for pod in work.list(&on(node)).await.unwrap() {
+            let is_over =
+                |pod: &Pod| pod.status.as_ref().is_some_and(|s| s.phase.as_deref() == Some("Failed"));
+            for pod in work.list(&on(node)).await.unwrap().into_iter().filter(|pod| !is_over(pod)) {
                 let name = pod.metadata.name.unwrap();
                 work.evict(&name, &EvictParams::default()).await.unwrap();
                 evictions += 1;
@@ -119,7 +124,8 @@ async fn a_pod_moves_once() {
     let cluster = Cluster::embedded(&fleet, 3, Behaviour::default()).await.unwrap();
     let ours = upgrade(&cluster).await;
     let cluster = Cluster::embedded(&fleet, 3, Behaviour::default()).await.unwrap();
-    let theirs = in_order(&cluster, &fleet, at_a_time as usize, nodes as usize * 4).await;
+    let work = Api::namespaced(cluster.admin.clone(), WORK);
+    let theirs = in_order(&cluster, &fleet, at_a_time as usize, &work, nodes as usize * 4).await;
     #[expect(clippy::cast_precision_loss, reason = "a few hundred")]
     let (ours, theirs) = (ours as f64 / pods, theirs as f64 / pods);
     println!("evictions for each pod: {ours:.2}; in the order of names and without a taint: {theirs:.2}");
@@ -128,9 +134,12 @@ async fn a_pod_moves_once() {
     assert!(theirs >= 1.0, "in the order of names: {theirs:.2}");
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_job_on_half_of_the_fleet_is_interrupted_once() {
-    let fleet = limited(Fleet::new(128).with_workloads(Vec::new()), &json!("50%")).with_grace_seconds(1);
+/// The nodes of the job, of which each takes a whole node.
+const GANG: usize = 64;
+
+/// A fleet of which a job takes half, all of it at work.
+async fn with_a_gang() -> (Fleet, Cluster, Api<Pod>) {
+    let fleet = limited(Fleet::new(2 * GANG).with_workloads(Vec::new()), &json!("50%")).with_grace_seconds(1);
     let behaviour = Behaviour {
         jobs: vec![JobRule {
             prefix: "gang".to_owned(),
@@ -139,26 +148,66 @@ async fn a_job_on_half_of_the_fleet_is_interrupted_once() {
             exit_code: 0,
             message: String::new(),
         }],
+        // No two nodes take the same time: their places become free one by one.
+        timing: Timing { driver_start: Duration::from_secs(60), jitter: 0.5, ..Timing::default() },
         ..Behaviour::default()
     };
     let cluster = Cluster::embedded(&fleet, 3, behaviour).await.unwrap();
     let pod = json!({"restartPolicy": "Never", "containers": [{
         "name": "train", "image": "example/train:1", "resources": {"limits": {"nvidia.com/gpu": "8"}},
     }]});
-    let spec = json!({"parallelism": 64, "completions": 64, "backoffLimit": 1000, "template": {"spec": pod}});
+    let spec =
+        json!({"parallelism": GANG, "completions": GANG, "backoffLimit": 1000, "template": {"spec": pod}});
     let jobs = Api::<Job>::namespaced(cluster.admin.clone(), "default");
     let job: Job = serde_json::from_value(json!({"metadata": {"name": "gang"}, "spec": spec})).unwrap();
     jobs.create(&PostParams::default(), &job).await.unwrap();
-    let running = Api::<Pod>::namespaced(cluster.admin.clone(), "default");
-    let by_job = ListParams::default().labels("job-name=gang");
-    until("all of it runs", async || {
-        let pods = running.list(&by_job).await.unwrap();
-        pods.iter()
-            .filter(|pod| pod.status.as_ref().is_some_and(|s| s.phase.as_deref() == Some("Running")))
-            .count()
-            == 64
-    })
-    .await;
-    // Each of its pods leaves once, so all of them leave in one wave, to where they can stay.
-    assert_eq!(upgrade(&cluster).await, 64);
+    let work = Api::namespaced(cluster.admin.clone(), "default");
+    until("all of it is at work", async || at_work(&work).await == GANG).await;
+    (fleet, cluster, work)
+}
+
+/// What an upgrade did to the job.
+#[derive(Debug)]
+struct Harm {
+    /// How often not all of it was at work any more, …
+    interruptions: usize,
+    /// … and for how long together.
+    lost: Duration,
+    evictions: u64,
+}
+
+async fn harm(work: &Api<Pod>, upgrade: impl Future<Output = u64>) -> Harm {
+    let (mut interruptions, mut lost, mut whole) = (0, Duration::ZERO, true);
+    let mut upgrade = pin!(upgrade);
+    loop {
+        let looked = Instant::now();
+        let ended = timeout(Duration::from_millis(100), &mut upgrade).await;
+        if let Ok(evictions) = ended {
+            return Harm { interruptions, lost, evictions };
+        }
+        let now = at_work(work).await == GANG;
+        interruptions += usize::from(whole && !now);
+        lost += if now { Duration::ZERO } else { looked.elapsed() };
+        whole = now;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_on_half_of_the_fleet_is_interrupted_once() {
+    let (_, cluster, work) = with_a_gang().await;
+    let ours = harm(&work, upgrade(&cluster)).await;
+
+    let (_, cluster, work) = with_a_gang().await;
+    let alone = json!({"driver": {"name": "gpu"}, "rollout": {"topology": {"gang": {"enabled": false}}}});
+    let policy = DriverPolicy::new("gpu", serde_json::from_value(alone).unwrap());
+    Api::all(cluster.admin.clone()).create(&PostParams::default(), &policy).await.unwrap();
+    let apart = harm(&work, upgrade(&cluster)).await;
+
+    let (fleet, cluster, work) = with_a_gang().await;
+    let by_names = harm(&work, in_order(&cluster, &fleet, GANG, &work, GANG)).await;
+    println!("together {ours:?}; each node by itself {apart:?}; by names {by_names:?}");
+    // Each of its pods leaves once, all of them in one wave, to where they can stay.
+    assert_eq!((ours.interruptions, ours.evictions), (1, GANG as u64));
+    assert!(apart.lost > ours.lost * 2, "it costs to let nodes go by themselves: {apart:?}");
+    assert!(by_names.interruptions > 1 && by_names.evictions > ours.evictions, "{by_names:?}");
 }

@@ -366,7 +366,7 @@ fn way_back(
     };
     for ds in daemon_sets.iter().filter(|ds| !is_back(ds)) {
         let way = match &ds.rendered_by {
-            Some(source) => put_version_back(snapshot, source, ds, version_before(source))?,
+            Some(source) => put_version_back(snapshot, source, ds, version_before(source).as_deref())?,
             None => Some(put_template_back(snapshot, ds, previous)?),
         };
         ways.extend(way.filter(|way| !ways.contains(way)));
@@ -378,11 +378,11 @@ fn put_version_back(
     snapshot: &Snapshot,
     source: &Source,
     ds: &DaemonSet,
-    before: Option<String>,
+    before: Option<&str>,
 ) -> Result<Option<PutBack>, String> {
     let field = source.version_field();
     let by_hand = |to: &str| format!("set {field} of {source} back to {to}");
-    let Some(to) = &before else {
+    let Some(to) = before else {
         return Err(format!("which version ran before is not known; {}", by_hand("it by hand")));
     };
     if let Some(owner) = snapshot.sources.managers.get(source) {
@@ -409,7 +409,7 @@ fn put_version_back(
             by_hand(to)
         ));
     }
-    Ok(Some(PutBack::Version { source: source.clone(), from: from.to_owned(), to: to.clone() }))
+    Ok(Some(PutBack::Version { source: source.clone(), from: from.to_owned(), to: to.to_owned() }))
 }
 
 fn put_template_back(snapshot: &Snapshot, ds: &DaemonSet, previous: &Previous) -> Result<PutBack, String> {

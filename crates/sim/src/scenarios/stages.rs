@@ -113,8 +113,11 @@ async fn canary_ends(stage: &mut Stage, end: State) -> Outcome {
     others_untouched(stage)
 }
 
+/// Whoever leads after the canary goes on with what the one before saw.
 async fn opens(stage: &mut Stage) -> Outcome {
     canary_ends(stage, State::UpgradeDone).await?;
+    stage.kill_controller().await;
+    stage.start_controller();
     stage.until_done().await?;
     stage.until_rollout("gpu-1", RolloutPhase::Done).await?;
     in_service(stage)
@@ -137,6 +140,8 @@ async fn breaks(stage: &mut Stage) -> Outcome {
     canary_ends(stage, State::UpgradeDone).await?;
     stage.until_rollout("gpu-1", RolloutPhase::Baking).await?;
     stage.behaviour().restart_driver(CANARY);
+    stage.kill_controller().await;
+    stage.start_controller();
     taken_back(stage).await?;
     others_untouched(stage)
 }

@@ -187,6 +187,11 @@ fn upgrade_policy(seed: u64) -> Value {
         "drain": {"enable": drain, "force": force, "timeoutSeconds": seconds, "deleteEmptyDir": true},
     });
     policy["podDeletion"]["timeoutAction"] = action;
+    let mut rng = draw(seed, "wait");
+    if rng.u8(0..3) == 0 {
+        let seconds = [5, 20, 60][rng.usize(..3)];
+        policy["waitForCompletion"] = json!({"podSelector": "app=work-0", "timeoutSeconds": seconds});
+    }
     policy
 }
 

@@ -11,7 +11,7 @@ use pitcrew_controller::prometheus::Asks;
 use tokio::task::JoinHandle;
 
 use super::record::Record;
-use super::weather::Weather;
+use super::weather::{Crash, Weather};
 use crate::api::ApiServer;
 use crate::cluster;
 
@@ -139,12 +139,14 @@ impl Controllers {
         &self.member(whom).user
     }
 
-    /// One of them dies: now, or at one of its next writes, before it is made or after.
+    /// One of them dies: at one of its next writes, at one of its next requests of any kind (each before it is made or
+    /// after), or now.
     pub(super) fn crash(&self, whom: u32, away: Duration, weather: &Weather) {
         let member = self.member(whom >> 16).clone();
-        let (writes_before, made) = ((whom >> 2) % 12, whom & 2 == 0);
-        if whom & 1 == 0 {
-            weather.crash_at(member, writes_before, made, away);
+        let (before, made) = ((whom >> 2) % 12, whom & 2 == 0);
+        let (at_write, at_any) = (whom & 1 == 0, whom & 1 << 8 == 0);
+        if at_write || at_any {
+            weather.crash_at(Crash { member, at_any: !at_write, before, made, away });
         } else {
             tokio::spawn(async move { member.crash(away).await });
         }

@@ -218,8 +218,9 @@ struct Play<'a> {
 #[derive(Clone, Copy)]
 enum Cue {
     AskForVersion,
-    Begin(Trouble),
-    End(Trouble),
+    /// A trouble, known by its number.
+    Begin(usize, Trouble),
+    End(usize, Trouble),
 }
 
 impl Play<'_> {
@@ -252,11 +253,12 @@ impl Play<'_> {
     async fn storm(&mut self, weather: &Weather) -> Result<(), RunError> {
         let began = Instant::now();
         let mut cues = vec![(self.case.asked_after, Cue::AskForVersion)];
-        for (at, trouble) in &self.case.troubles {
-            cues.push((*at, Cue::Begin(*trouble)));
-            cues.push((*at + trouble.lasts, Cue::End(*trouble)));
+        for (number, (at, trouble)) in self.case.troubles.iter().enumerate() {
+            cues.push((*at, Cue::Begin(number, *trouble)));
+            cues.push((*at + trouble.lasts, Cue::End(number, *trouble)));
         }
         cues.sort_by_key(|(at, _)| *at);
+        let mut nodes = BTreeMap::new();
         for (at, cue) in cues {
             sleep_until(began + at).await;
             match cue {
@@ -267,12 +269,15 @@ impl Play<'_> {
                     }
                     self.cluster.set_driver_version(TO).await?;
                 }
-                Cue::Begin(trouble) => {
+                Cue::Begin(number, trouble) => {
                     self.note(&format!("{} begins, for {:.1?}", trouble.fault, trouble.lasts));
-                    self.record.hit(trouble.fault, None);
-                    self.hands(weather).begin(trouble).await?;
+                    let node = self.hands(weather).begin(trouble).await?;
+                    self.record.hit(trouble.fault, node.as_deref());
+                    nodes.extend(node.map(|node| (number, node)));
                 }
-                Cue::End(trouble) => self.hands(weather).end(trouble).await?,
+                Cue::End(number, trouble) => {
+                    self.hands(weather).end(trouble, nodes.remove(&number)).await?;
+                }
             }
         }
         sleep_until(began + self.case.storm).await;

@@ -1,6 +1,7 @@
 //! What people, machines and other programs do to the cluster in a run, and how each of it ends.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -54,12 +55,17 @@ pub(super) fn draw_all(
         let mut rng = draw(seed, fault.name());
         for _ in 0..often(*fault, fleet, &mut rng) {
             let at = storm.mul_f64(rng.f64());
-            let lasts = Duration::from_millis(rng.u64(200..20_000)).min(storm.saturating_sub(at));
+            let lasts = Duration::from_millis(rng.u64(lasts(*fault))).min(storm.saturating_sub(at));
             all.push((at, Trouble { fault: *fault, whom: rng.u32(..), lasts }));
         }
     }
     all.sort_by_key(|(at, trouble)| (*at, trouble.fault));
     all
+}
+
+/// For how many milliseconds. Another leader takes over after fifteen seconds at the soonest.
+fn lasts(fault: Fault) -> Range<u64> {
+    if fault == Fault::Overlap { 10_000..45_000 } else { 200..20_000 }
 }
 
 /// How often it happens in a storm. What happens to single requests is drawn with them (`weather.rs`).
@@ -114,8 +120,8 @@ pub(super) struct Hands<'a> {
 }
 
 impl Hands<'_> {
-    /// Makes trouble.
-    pub(super) async fn begin(&mut self, trouble: Trouble) -> kube::Result<()> {
+    /// Makes trouble. The node that it is about, if it is about one.
+    pub(super) async fn begin(&mut self, trouble: Trouble) -> kube::Result<Option<String>> {
         let Trouble { fault, whom, lasts } = trouble;
         let until = Instant::now() + lasts;
         match fault {
@@ -136,8 +142,8 @@ impl Hands<'_> {
             | Fault::GateBlind
             | Fault::CrashLoop
             | Fault::ImageMissing
-            | Fault::Hang => self.break_machine(fault, whom).await?,
-            Fault::Replace | Fault::Remove | Fault::Join => self.move_machine(fault, whom).await?,
+            | Fault::Hang => return self.break_machine(fault, whom).await,
+            Fault::Replace | Fault::Remove | Fault::Join => return self.move_machine(fault, whom).await,
             Fault::StuckPod => self.hold_pod(whom).await?,
             Fault::PodDeleted => self.delete_driver(whom).await?,
             Fault::Latecomer => self.put_latecomer(whom).await?,
@@ -151,7 +157,7 @@ impl Hands<'_> {
             }
             Fault::Abort => self.abort(true).await?,
             Fault::Cordon | Fault::Uncordon | Fault::Relabel | Fault::Skip | Fault::Quarantine => {
-                self.mark(fault, whom).await?;
+                return self.mark(fault, whom).await;
             }
             Fault::LabelWipe => self.wipe().await?,
             Fault::TakeBack => self.take_back().await?,
@@ -170,18 +176,18 @@ impl Hands<'_> {
             | Fault::Alarm
             | Fault::Silence => {}
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// Undoes what does not end by itself.
-    pub(super) async fn end(&mut self, trouble: Trouble) -> kube::Result<()> {
+    /// Undoes what does not end by itself, on the node that it was about.
+    pub(super) async fn end(&mut self, trouble: Trouble, node: Option<String>) -> kube::Result<()> {
         let Trouble { fault, whom, .. } = trouble;
         match fault {
             Fault::Duplicates => self.weather.double(self.controllers.user(whom), false),
             Fault::Webhook | Fault::NoReturn | Fault::Quota | Fault::Overlap => self.weather.end(fault),
             Fault::ClockJump => self.controllers.set_clocks(SignedDuration::ZERO),
             Fault::NotReady | Fault::Reboot => {
-                if let Some(node) = self.node(whom).await? {
+                if let Some(node) = node {
                     self.behave(|behaviour| {
                         if fault == Fault::Reboot {
                             *behaviour.boots.entry(node.clone()).or_default() += 1;
@@ -204,7 +210,7 @@ impl Hands<'_> {
             Fault::Pause => self.set_options(json!({"autoUpgrade": true})).await?,
             Fault::Abort if !self.case.abort_stays() => self.abort(false).await?,
             Fault::Skip => self.unskip().await?,
-            Fault::Quarantine => self.release(whom).await?,
+            Fault::Quarantine => self.release(node).await?,
             _ => {}
         }
         Ok(())
@@ -258,8 +264,8 @@ impl Hands<'_> {
         Ok(chosen(&nodes, whom).map(ResourceExt::name_any))
     }
 
-    async fn break_machine(&self, fault: Fault, whom: u32) -> kube::Result<()> {
-        let Some(node) = self.node(whom).await? else { return Ok(()) };
+    async fn break_machine(&self, fault: Fault, whom: u32) -> kube::Result<Option<String>> {
+        let Some(node) = self.node(whom).await? else { return Ok(None) };
         let named = || Nodes::Named(node.clone());
         let broken = |fault| DriverFault { nodes: named(), version: Some(TO.to_owned()), fault };
         self.behave(|behaviour| match fault {
@@ -279,21 +285,22 @@ impl Hands<'_> {
                 behaviour.clients.push(ClientFault { client, nodes: named(), fault: Broken::Hang });
             }
         });
-        Ok(())
+        Ok(Some(node))
     }
 
-    async fn move_machine(&mut self, fault: Fault, whom: u32) -> kube::Result<()> {
+    async fn move_machine(&mut self, fault: Fault, whom: u32) -> kube::Result<Option<String>> {
         if fault == Fault::Join {
             *self.joined += 1;
-            return self.join(&format!("gpu-new-{}", self.joined)).await;
+            self.join(&format!("gpu-new-{}", self.joined)).await?;
+            return Ok(None);
         }
-        let Some(node) = self.node(whom).await? else { return Ok(()) };
+        let Some(node) = self.node(whom).await? else { return Ok(None) };
         ignore_missing(self.nodes().delete(&node, &DeleteParams::default()).await)?;
         if fault == Fault::Replace {
             tokio::time::sleep(Duration::from_millis(u64::from(whom % 2000))).await;
-            return self.join(&node).await;
+            self.join(&node).await?;
         }
-        Ok(())
+        Ok(Some(node))
     }
 
     async fn join(&self, name: &str) -> kube::Result<()> {
@@ -420,9 +427,9 @@ impl Hands<'_> {
         ignore_missing(self.nodes().patch(node, &params(), &Patch::Merge(patch)).await)
     }
 
-    async fn mark(&self, fault: Fault, whom: u32) -> kube::Result<()> {
+    async fn mark(&self, fault: Fault, whom: u32) -> kube::Result<Option<String>> {
         let nodes = self.nodes().list(&ListParams::default()).await?.items;
-        let Some(node) = chosen(&nodes, whom) else { return Ok(()) };
+        let Some(node) = chosen(&nodes, whom) else { return Ok(None) };
         let patch = match fault {
             Fault::Cordon => json!({"spec": {"unschedulable": true}}),
             Fault::Uncordon => json!({"spec": {"unschedulable": null}}),
@@ -430,7 +437,8 @@ impl Hands<'_> {
             Fault::Quarantine => quarantined_by_us(node),
             _ => json!({"metadata": {"labels": {keys().state: some_state(whom)}}}),
         };
-        self.patch_node(&node.name_any(), patch).await
+        self.patch_node(&node.name_any(), patch).await?;
+        Ok(Some(node.name_any()))
     }
 
     async fn unskip(&self) -> kube::Result<()> {
@@ -443,13 +451,14 @@ impl Hands<'_> {
         Ok(())
     }
 
-    async fn release(&self, whom: u32) -> kube::Result<()> {
-        let nodes = self.nodes().list(&ListParams::default()).await?.items;
-        let Some(node) = chosen(&nodes, whom) else { return Ok(()) };
-        if node.annotations().contains_key(nvsentinel::QUARANTINE_ANNOTATIONS) {
-            self.patch_node(&node.name_any(), released(node)).await?;
+    async fn release(&self, node: Option<String>) -> kube::Result<()> {
+        let Some(node) = node else { return Ok(()) };
+        match self.nodes().get_opt(&node).await? {
+            Some(found) if found.annotations().contains_key(nvsentinel::QUARANTINE_ANNOTATIONS) => {
+                self.patch_node(&node, released(&found)).await
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     async fn wipe(&self) -> kube::Result<()> {

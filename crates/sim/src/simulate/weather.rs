@@ -57,12 +57,16 @@ struct Intruders {
     been: BTreeSet<String>,
 }
 
-/// A controller dies at one of its next writes.
-struct Crash {
-    member: Arc<Member>,
-    writes_before: u32,
-    made: bool,
-    away: Duration,
+/// A controller dies at one of its next requests.
+pub(super) struct Crash {
+    pub(super) member: Arc<Member>,
+    /// Whatever it asks; otherwise when it acts.
+    pub(super) at_any: bool,
+    /// So many go well before.
+    pub(super) before: u32,
+    /// The server carries out the one at which it dies.
+    pub(super) made: bool,
+    pub(super) away: Duration,
 }
 
 /// A handle to it.
@@ -142,9 +146,9 @@ impl Weather {
         self.api.lines().double(user, doubles);
     }
 
-    /// The controller dies at its n-th write from now.
-    pub(super) fn crash_at(&self, member: Arc<Member>, writes_before: u32, made: bool, away: Duration) {
-        self.sky().crash = Some(Crash { member, writes_before, made, away });
+    /// The controller dies at one of its next requests.
+    pub(super) fn crash_at(&self, crash: Crash) {
+        self.sky().crash = Some(crash);
     }
 
     fn strike(&self, request: &RequestInfo) -> Option<ApiFault> {
@@ -154,8 +158,17 @@ impl Weather {
             Some(node) => (Fault::Intruder, self.intrude(node.to_owned())),
             None => self.sky().strike(request, state)?,
         };
-        self.record.hit(fault, node);
+        match node.map(str::to_owned).or_else(|| self.node_of_pod(request)) {
+            Some(node) => self.record.hit(fault, Some(&node)),
+            None => self.record.count(fault),
+        }
         Some(effect)
+    }
+
+    fn node_of_pod(&self, request: &RequestInfo) -> Option<String> {
+        let of_pods = request.resource.split('/').next() == Some("pods");
+        let key = (request.namespace.clone(), request.name.clone());
+        self.record.book().world.pods.get(&key).filter(|_| of_pods).map(|pod| pod.node.clone())
     }
 
     /// A pod is on the node before the last look at it is answered.
@@ -201,10 +214,7 @@ impl Sky {
                 return Some((fault, ApiFault::Denied(words)));
             }
         }
-        if write
-            && request.resource != "leases"
-            && let Some(effect) = self.crash(request)
-        {
+        if let Some(effect) = self.crash(request, write && request.resource != "leases") {
             return Some((Fault::Crash, effect));
         }
         let drawn = self.chances.iter().find(|(fault, chance)| {
@@ -227,10 +237,13 @@ impl Sky {
         Some((fault, effect))
     }
 
-    fn crash(&mut self, request: &RequestInfo) -> Option<ApiFault> {
+    fn crash(&mut self, request: &RequestInfo, acts: bool) -> Option<ApiFault> {
         let crash = self.crash.as_mut().filter(|crash| crash.member.user == request.user)?;
-        if crash.writes_before > 0 {
-            crash.writes_before -= 1;
+        if !acts && !crash.at_any {
+            return None;
+        }
+        if crash.before > 0 {
+            crash.before -= 1;
             return None;
         }
         let crash = self.crash.take()?;

@@ -119,9 +119,9 @@ fn unfinished(world: &World, change: &Change<'_>, stage: usize, rollout: &Rollou
     let is_in = |name: &str| world.stages_at(name, change.at).all(|of| of == stage);
     let nodes = world.nodes.iter().filter(|(name, node)| node.member && is_in(name));
     let (mut total, mut failed) = (0, 0);
+    let done = |seen: &Seen| seen.state == State::UpgradeDone && seen.runs(&rollout.version);
     for (name, node) in nodes.filter(|(_, node)| !is_new(world, change, Some(node))) {
         total += 1;
-        let done = |seen: &Seen| seen.state == State::UpgradeDone && seen.runs(&rollout.version);
         let left_out = |seen: &Seen| seen.skipped && !seen.state.in_flight();
         if world.lately(name, change.at, |seen| done(seen) || left_out(seen)) {
             continue;
@@ -133,6 +133,12 @@ fn unfinished(world: &World, change: &Change<'_>, stage: usize, rollout: &Rollou
         failed += usize::from(world.always(name, change.at, |seen| seen.state == State::UpgradeFailed));
     }
     let skips = rollout.skip_bake.contains(&rules.name);
+    let waited_for = rules.bake > 0 || stage + 1 < world.moves.stages.len();
+    let may_be_in = |name: &str| world.stages_at(name, change.at).any(|of| of == stage);
+    let proves = |name: &String| may_be_in(name) && world.lately(name, change.at, done);
+    if !skips && waited_for && total > 0 && !world.nodes.keys().any(proves) {
+        return Some("none of its nodes is done".to_owned());
+    }
     (!skips && failed > rules.may_fail.of(total)).then(|| format!("{failed} of its {total} nodes failed"))
 }
 
