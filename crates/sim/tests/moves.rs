@@ -149,7 +149,7 @@ async fn with_a_gang() -> (Fleet, Cluster, Api<Pod>) {
             message: String::new(),
         }],
         // No two nodes take the same time: their places become free one by one.
-        timing: Timing { driver_start: Duration::from_secs(60), jitter: 0.5, ..Timing::default() },
+        timing: Timing { driver_start: Duration::from_mins(1), jitter: 0.5, ..Timing::default() },
         ..Behaviour::default()
     };
     let cluster = Cluster::embedded(&fleet, 3, behaviour).await.unwrap();

@@ -967,9 +967,9 @@ pub(super) fn tell(action: &Action) -> String {
         Action::RolloutStatus { name, status, events, .. } => {
             let crate::api::RolloutStatus { phase, done, total, moving, waiting, failed, .. } = status;
             let kind = |event: &Event| if event.warning { "Warning" } else { "Normal" };
-            let events = events.iter().map(|(node, event)| (node, kind(event), &event.message));
-            let events: String =
-                events.map(|(node, kind, said)| format!("; {node} {kind} \"{said}\"")).collect();
+            let told =
+                |(node, event): &(NodeName, Event)| format!("; {node} {} \"{}\"", kind(event), event.message);
+            let events = events.iter().map(told).collect::<Vec<_>>().concat();
             format!(
                 "rollout {name} {phase:?}: {done}/{total} done, {moving} moving, {waiting} waiting, {failed} failed{events}"
             )
