@@ -197,6 +197,21 @@ fn an_abort_stops_no_bake() {
     }
 }
 
+/// Of a rollout that was called off Prometheus is asked nothing any more, so its bake does not end (367, 460); and it can be
+/// spoiled although nobody is left in its stage (4717).
+#[test]
+fn a_bake_that_stands_still_is_told_from_one_that_goes_on() {
+    let wish = |faults: &[Fault]| Wish {
+        faults: Some(faults.iter().copied().collect()),
+        nodes: Some(1),
+        ..Wish::default()
+    };
+    keeps_its_promises(367, &wish(&[Fault::Abort, Fault::Silence]));
+    keeps_its_promises(460, &Wish::default());
+    let gone = [Fault::ClockJump, Fault::Remove, Fault::PolicyEdit, Fault::Alarm, Fault::Silence];
+    keeps_its_promises(4717, &wish(&gone));
+}
+
 /// A node that came up with a driver before its stage is left alone where somebody has left it out (258) or has aborted
 /// the rollout (1441), and takes no slot from a start that is on its way (301).
 #[test]

@@ -296,13 +296,16 @@ impl Play<'_> {
             };
             ended?;
             let (settled_at, down) = (self.api.now(), self.record.book().world.drivers_down());
+            let baked = self.bakes();
             self.note("every node has come to an end");
             let listed = self.case.manner.as_ref().is_some_and(|manner| manner.matrix.is_some());
             sleep(if listed { LAST_WORDS_OF_A_MATRIX } else { LAST_WORDS }).await;
             let before = our_writes(&self.api);
             sleep(REST).await;
-            // A driver that comes up after all is news, and brings its node further.
-            if self.record.book().world.drivers_down().is_superset(&down) {
+            // A driver that comes up after all is news, and brings its node further; so is a bake that nobody is left for,
+            // and that Prometheus spoils (seed 4717).
+            let over = baked && !self.bakes();
+            if !over && self.record.book().world.drivers_down().is_superset(&down) {
                 self.break_unrest(&before);
                 break settled_at;
             }
@@ -323,11 +326,15 @@ impl Play<'_> {
         Ok(())
     }
 
+    fn bakes(&self) -> bool {
+        self.record.book().world.newest().is_some_and(Rollout::bakes)
+    }
+
     /// Something was written since then, although nothing happened.
     fn break_unrest(&self, before: &Writes) {
         let mut writes = our_writes(&self.api);
         // A bake that cannot end is looked at for as long as it takes, gates are asked again, and that is told.
-        let bakes = self.record.book().world.newest().is_some_and(Rollout::bakes);
+        let bakes = self.bakes();
         let of_a_bake = |what: &str| bakes && matches!(what, "rollouts/status" | "jobs");
         writes.retain(|what, count| before.get(what) != Some(count) && !of_a_bake(&what.1));
         if !writes.is_empty() {
