@@ -3,12 +3,13 @@
 //! What runs in it sees only `kube::Client`s and a clock, so scenarios, demo and benchmarks are written once.
 
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::runtime::wait::{await_condition, conditions};
+use kube::runtime::wait::{Condition as _, await_condition, conditions};
 use kube::{Api, Client, ResourceExt};
 use pitcrew_controller::{Clock, Config, Controller};
 use pitcrew_core::api::{ClusterPolicy, crds};
@@ -24,6 +25,9 @@ pub(crate) const EPOCH: Timestamp = Timestamp::constant(1_767_225_600, 0);
 
 /// A fleet that is not up by then will not come up. On virtual time this costs nothing.
 const READY_WITHIN: Duration = Duration::from_mins(10);
+
+/// pitcrew's own, made once: schemas take longer to make than a small upgrade takes to play.
+static DEFINITIONS: LazyLock<Vec<CustomResourceDefinition>> = LazyLock::new(crds);
 
 /// A cluster with a fleet in it.
 pub struct Cluster {
@@ -132,8 +136,10 @@ pub fn controller(client: Client, clock: Clock, identity: &str, own_node: Option
 /// Installs what `pitcrew crd` prints; what is there already stays as it is.
 pub async fn install_definitions(client: &Client) -> Result<(), SetUpError> {
     let api = Api::<CustomResourceDefinition>::all(client.clone());
-    for definition in crds() {
-        match api.create(&PostParams::default(), &definition).await {
+    for definition in DEFINITIONS.iter() {
+        match api.create(&PostParams::default(), definition).await {
+            // The embedded API serves it at once.
+            Ok(created) if conditions::is_crd_established().matches_object(Some(&created)) => continue,
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.is_already_exists() => {}
             Err(error) => return Err(SetUpError::Definitions(error)),

@@ -56,6 +56,8 @@ pub(super) struct Kubelets {
     nodes: Informer<Node>,
     pub(super) pods: Informer<Pod>,
     pub(super) pods_on: Index,
+    /// The driver pods among them: every look at a pod asks for its node's driver.
+    pub(super) drivers_on: Index,
     pub(super) lives: BTreeMap<Key, Life>,
     pub(super) slices: Slices,
     pub(super) agents: Agents,
@@ -82,6 +84,7 @@ impl Kubelets {
             nodes: Informer::new(&way),
             pods: Informer::new(&way),
             pods_on: Index::default(),
+            drivers_on: Index::default(),
             lives: BTreeMap::new(),
             slices: Slices::new(&way),
             stopping: BTreeMap::new(),
@@ -93,6 +96,9 @@ impl Kubelets {
     fn route_pod(&mut self, change: &Change<Pod>, queue: &mut Queue<Task>) {
         let (old, new) = (change.old.as_deref(), change.new.as_deref());
         self.pods_on.shift(&change.key, old.and_then(node_of), new.and_then(node_of));
+        let of_driver = |pod: &&Pod| role(pod) == Role::Driver;
+        let (old_driver, new_driver) = (old.filter(of_driver), new.filter(of_driver));
+        self.drivers_on.shift(&change.key, old_driver.and_then(node_of), new_driver.and_then(node_of));
         let uid = new.and_then(|pod| pod.metadata.uid.as_deref());
         if self.lives.get(&change.key).is_some_and(|life| Some(life.uid.as_str()) != uid) {
             self.lives.remove(&change.key);

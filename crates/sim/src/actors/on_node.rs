@@ -74,11 +74,15 @@ impl Kubelets {
 
     fn drivers_on(&self, node: &Node) -> impl Iterator<Item = (&Key, &Arc<Pod>)> {
         let name = node.metadata.name.as_deref().unwrap_or_default();
-        self.on(name).filter(|(_, pod)| role(pod) == Role::Driver && !is_terminating(pod.as_ref()))
+        self.pods(self.drivers_on.get(name)).filter(|(_, pod)| !is_terminating(pod.as_ref()))
     }
 
     fn on(&self, node: &str) -> impl Iterator<Item = (&Key, &Arc<Pod>)> {
-        self.pods_on.get(node).filter_map(|key| Some((key, self.pods.cache.get(key)?)))
+        self.pods(self.pods_on.get(node))
+    }
+
+    fn pods<'a>(&'a self, keys: impl Iterator<Item = &'a Key>) -> impl Iterator<Item = (&'a Key, &'a Arc<Pod>)> {
+        keys.filter_map(|key| Some((key, self.pods.cache.get(key)?)))
     }
 
     /// Where a pod is in its life, also if this kubelet has not looked at it yet.

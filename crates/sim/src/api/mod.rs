@@ -22,6 +22,7 @@
 //! replies, and owner garbage collection (an actor does that).
 
 mod apply;
+mod bell;
 mod call;
 mod checks;
 mod clock;

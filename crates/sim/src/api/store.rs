@@ -10,6 +10,7 @@
 //! to write; only this one writes.
 
 use super::apply::Ownership;
+use super::bell::Bell;
 use super::clock::Clock;
 use super::kinds::{self, Kind};
 use super::line::Line;
@@ -22,7 +23,6 @@ use serde_json::Value;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, OnceLock, Weak};
-use tokio::sync::Notify;
 
 /// Changes kept per resource. A watcher that falls further behind gets 410 and lists again, as with etcd's
 /// compaction; 100,000 is more than a 1,000-node upgrade makes.
@@ -62,7 +62,8 @@ impl Object {
 
     /// Serialised once, shared by every reply, list and watch that shows this version.
     pub(super) fn json(&self) -> &Bytes {
-        self.json.get_or_init(|| self.value().to_string().into())
+        // A tree of strings, numbers and lists always has a text. (`to_string` goes through the formatter: twice the time.)
+        self.json.get_or_init(|| serde_json::to_vec(self.value()).unwrap_or_default().into())
     }
 
     /// The same object without its tree, which takes ten times the room of its bytes.
@@ -175,7 +176,7 @@ pub(super) struct Watcher {
     /// Empty: all namespaces.
     pub(super) namespace: String,
     pub(super) selector: Arc<Selector>,
-    pub(super) wake: Weak<Notify>,
+    pub(super) wake: Weak<Bell>,
 }
 
 impl Watcher {
@@ -247,7 +248,7 @@ impl Table {
         self.watchers.retain(|watcher| {
             let Some(wake) = watcher.wake.upgrade() else { return false };
             if watcher.cares(&change) {
-                wake.notify_one();
+                wake.ring();
             }
             true
         });
@@ -271,7 +272,7 @@ impl Table {
 
     pub(super) fn wake_all(&self) {
         for wake in self.watchers.iter().filter_map(|watcher| watcher.wake.upgrade()) {
-            wake.notify_one();
+            wake.ring();
         }
     }
 }
