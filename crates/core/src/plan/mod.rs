@@ -70,7 +70,7 @@ pub use removal::{undeletable, uses_device};
 pub use rollout::newest_rollout;
 
 use crate::action::{Action, Event};
-use crate::api::{MatrixStatus, StageStatus};
+use crate::api::{GateStatus, MatrixStatus, StageStatus};
 use crate::contract::State;
 use crate::names::{DriverName, NodeName, PoolName, RevisionHash};
 use crate::policy::{self, Source};
@@ -110,6 +110,8 @@ pub struct PoolPlan {
     pub version: Option<DriverVersion>,
     /// How far each stage is; none if the pool goes as one.
     pub stages: Vec<StageStatus>,
+    /// What gates have said on the nodes of a pool that goes as one.
+    pub gates: Vec<GateStatus>,
     /// Nodes that came up with the new driver by themselves and were taken out for it, the first by name.
     pub early: Vec<String>,
     /// What gates said of a stage as a whole, for the nodes that they ran on.

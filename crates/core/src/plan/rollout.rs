@@ -358,6 +358,7 @@ fn status(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, rollout: &Rollout) 
         unavailable: u32::try_from(done.ledger.out).unwrap_or(u32::MAX),
         stage: open.map(|stage| stage.name.clone()),
         stages: done.stages.clone(),
+        gates: done.gates.clone(),
         started_at: said.and_then(|s| s.started_at.clone()).or(Some(stamp(snapshot.now))),
         finished_at: over.then(|| said.and_then(|s| s.finished_at.clone()).unwrap_or(stamp(snapshot.now))),
         failures: failures(done),
