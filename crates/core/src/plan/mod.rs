@@ -24,6 +24,7 @@
 //!  patch.rs         … the one write of each transition
 //!  rollout.rs     what to say about the pool as a whole
 //!  timeline.rs      … and what was decided
+//!  fit.rs           … as far as there is room for it
 //!  matrix.rs      versions that nobody has listed, and what runs otherwise than listed
 //!  rollback.rs    versions that went wrong, and the way back
 //!  refresh.rs     the clients of every node, for somebody who looks after nothing else
@@ -32,6 +33,7 @@
 mod bake;
 mod clients;
 mod cordon;
+mod fit;
 mod gates;
 mod health;
 mod leaving;
