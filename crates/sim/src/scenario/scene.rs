@@ -51,6 +51,8 @@ pub struct Scene {
     pub cordoned: BTreeSet<String>,
     /// When each node was last seen to become so.
     pub cordoned_at: BTreeMap<String, Instant>,
+    /// Every set of nodes that were cordoned at the same time.
+    pub together: BTreeSet<BTreeSet<String>>,
     /// Nodes with a visit record.
     pub visited: BTreeSet<String>,
     /// Nodes on which a driver has ever asked whether it may be loaded.
@@ -94,6 +96,7 @@ impl Scene {
         }
         let before = self.states.insert(name.clone(), state);
         if self.recording {
+            self.together.insert(self.cordoned.clone());
             self.trace.most_out = self.trace.most_out.max(self.cordoned.len());
             self.trace.most_visited = self.trace.most_visited.max(self.visited.len());
             if before != Some(state) {
