@@ -361,17 +361,27 @@ pub(crate) fn daemon_set(object: &ApiDaemonSet) -> Result<DaemonSet, Incomplete>
     })
 }
 
-/// The GitOps system that keeps an object as it is, by the marks that it leaves on it.
+/// The GitOps system that keeps an object as it is, by the marks that it leaves on it. Argo CD can also mark by the label
+/// `app.kubernetes.io/instance` alone; so does every Helm chart, and nobody knows whose that is. Whoever keeps such an object
+/// as it is sets the version again, and is known by that.
 pub(crate) fn manager(meta: &ObjectMeta) -> Option<String> {
     let annotation = |key: &str| meta.annotations.as_ref().and_then(|annotations| annotations.get(key));
-    let label = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key));
-    let argo = annotation(ARGO_TRACKING_ANNOTATION).and_then(|id| id.split(':').next());
+    let label = |key: &str| meta.labels.as_ref()?.get(key).filter(|value| !value.is_empty());
+    let argo = annotation(ARGO_TRACKING_ANNOTATION).and_then(|id| argo_application(id, meta));
     let argo = argo.or_else(|| label(ARGO_INSTANCE_LABEL).map(String::as_str));
     if let Some(application) = argo {
         return Some(format!("Argo CD (application {application})"));
     }
     let flux = |(kind, key): &(&str, &str)| label(key).map(|name| format!("Flux ({kind} {name})"));
     FLUX_NAME_LABELS.iter().find_map(flux)
+}
+
+/// The application in a tracking id. An id that names another object was copied from there, and Argo CD leaves such an
+/// object alone.
+fn argo_application<'a>(id: &'a str, meta: &ObjectMeta) -> Option<&'a str> {
+    let (application, object) = id.split_once(':')?;
+    let name = object.rsplit_once('/').map(|(_, name)| name);
+    Some(application).filter(|application| !application.is_empty() && name == meta.name.as_deref())
 }
 
 fn renderer(reference: &OwnerReference) -> Option<Source> {

@@ -118,9 +118,12 @@ pub struct GateNote {
     /// The driver that it let pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passed: Option<String>,
-    /// How long that took.
+    /// How long that took …
     #[serde(default, skip_serializing_if = "is_zero_seconds")]
     pub seconds: i64,
+    /// … and when it was known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Timestamp>,
 }
 
 /// Time that does not count against a deadline.

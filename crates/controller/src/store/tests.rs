@@ -108,3 +108,39 @@ fn the_version_matrix_is_read_when_it_changes_and_gone_when_it_is_deleted() {
     assert_eq!(store.fold(Observation::Matrix(Event::Delete(config_map(5, text))), now()), Effect::Changed);
     assert_eq!(store.snapshot.matrices, None);
 }
+
+/// An object as the API has it after so many changes, with these labels.
+fn marked<K: serde::de::DeserializeOwned>(name: &str, version: u64, labels: &serde_json::Value) -> K {
+    let metadata =
+        json!({"name": name, "uid": name, "resourceVersion": version.to_string(), "labels": labels});
+    let spec = json!({"version": "565.57.01", "driver": {"version": "565.57.01"}, "upgradePolicy": {}});
+    serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+}
+
+#[test]
+fn who_keeps_a_policy_object_is_known_from_its_marks_and_forgotten_without_them() {
+    let mut store = store_with(&[]);
+    let (argo, flux) =
+        (json!({"argocd.argoproj.io/instance": "gpu"}), json!({"helm.toolkit.fluxcd.io/name": "gpu"}));
+    let policy = |version, labels| {
+        let policy = marked("cluster-policy", version, labels);
+        Observation::ClusterPolicy(Event::Apply(policy))
+    };
+    let driver = |version, labels| Observation::NvidiaDriver(Event::Apply(marked("a100", version, labels)));
+    let nic = |version, labels| Observation::NicClusterPolicy(Event::Apply(marked("nic", version, labels)));
+    for observed in [policy(1, &argo), driver(1, &flux), nic(1, &argo)] {
+        assert_eq!(store.fold(observed, now()), Effect::Changed);
+    }
+    let argo = "Argo CD (application gpu)".to_owned();
+    let kept = [
+        (Source::ClusterPolicy("cluster-policy".to_owned()), argo.clone()),
+        (Source::NvidiaDriver("a100".to_owned()), "Flux (helmrelease gpu)".to_owned()),
+        (Source::NicClusterPolicy("nic".to_owned()), argo),
+    ];
+    assert_eq!(store.snapshot.sources.managers, BTreeMap::from(kept));
+    // Nothing but the mark goes, and that is news.
+    for observed in [policy(2, &json!({})), driver(2, &json!({})), nic(2, &json!({}))] {
+        assert_eq!(store.fold(observed, now()), Effect::Changed);
+    }
+    assert_eq!(store.snapshot.sources.managers, BTreeMap::new());
+}

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rollback::{Previous, RollbackStatus, TimelineEntry, Word};
-use super::stage::{StagePromotion, StageStatus};
+use super::stage::{GateStatus, StagePromotion, StageStatus};
 
 /// How many failures a rollout's status lists; the nodes themselves keep all of them.
 pub const ROLLOUT_FAILURES_MAX: usize = 20;
@@ -108,6 +108,9 @@ pub struct RolloutStatus {
     /// How far each stage is; none if the pool goes as one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<StageStatus>,
+    /// What gates have said in a pool that goes as one; otherwise each stage has it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gates: Vec<GateStatus>,
     /// When the first node was found outdated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Time>,

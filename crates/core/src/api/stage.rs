@@ -62,7 +62,7 @@ impl StagePhase {
     }
 }
 
-/// What a gate has said in a stage.
+/// What a gate has said in a stage, or in a pool without stages.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GateStatus {
@@ -81,6 +81,12 @@ pub struct GateStatus {
     /// The longest that it took to pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_seconds: Option<i64>,
+    /// When it last said something …
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_at: Option<Time>,
+    /// … and how long that took, if it passed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_seconds: Option<i64>,
     /// What it said when it last did not pass …
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
@@ -110,6 +116,8 @@ impl GateStatus {
             failed: 0,
             unjudged: 0,
             longest_seconds: None,
+            last_at: None,
+            last_seconds: None,
             message: None,
             log: None,
         }
@@ -121,9 +129,40 @@ impl GateStatus {
     }
 
     /// It passed once more.
-    pub fn pass(&mut self, seconds: i64) {
+    pub fn pass(&mut self, at: Option<Time>, seconds: i64) {
         self.passed = self.passed.saturating_add(1);
         self.longest_seconds = self.longest_seconds.max(Some(seconds));
+        if self.is_news(at) {
+            self.last_seconds = Some(seconds);
+        }
+    }
+
+    /// It failed once more.
+    pub fn fail(&mut self, at: Option<Time>, why: String, log: &str) {
+        self.failed = self.failed.saturating_add(1);
+        if self.is_news(at) {
+            self.last_seconds = None;
+        }
+        self.message = Some(why);
+        self.log = Some(log.to_owned()).filter(|log| !log.is_empty());
+    }
+
+    /// Once more it could not judge.
+    pub fn unjudge(&mut self, at: Option<Time>, why: String) {
+        self.unjudged = self.unjudged.saturating_add(1);
+        if self.is_news(at) {
+            self.last_seconds = None;
+        }
+        self.message = Some(why);
+    }
+
+    /// Nothing that is known was said later. Nodes tell in the order of their names.
+    fn is_news(&mut self, at: Option<Time>) -> bool {
+        let is_news = at >= self.last_at;
+        if is_news {
+            self.last_at = at;
+        }
+        is_news
     }
 }
 

@@ -179,16 +179,18 @@ fn ask_for(resources: &mut Value, wanted: &Resources, gpus: u32) {
     }
 }
 
-/// Adds the nodes to each of the terms: any of them is enough for the scheduler.
+/// Adds the nodes to the terms, any of which is enough for the scheduler. A field may be asked for one value only, so each
+/// term is there once for each node.
 fn pin(affinity: &mut Value, nodes: &[&str]) {
-    let field = json!({"key": "metadata.name", "operator": "In", "values": nodes});
     let terms = &mut affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
-    if terms.as_array().is_none_or(Vec::is_empty) {
-        append(terms, [json!({})]);
-    }
-    for term in terms.as_array_mut().into_iter().flatten() {
-        append(&mut term["matchFields"], [field.clone()]);
-    }
+    let own = terms.as_array().filter(|own| !own.is_empty()).cloned().unwrap_or_else(|| vec![json!({})]);
+    let on = |term: &Value, node: &str| {
+        let mut term = term.clone();
+        let field = json!({"key": "metadata.name", "operator": "In", "values": [node]});
+        append(&mut term["matchFields"], [field]);
+        term
+    };
+    *terms = own.iter().flat_map(|term| nodes.iter().map(move |node| on(term, node))).collect();
 }
 
 /// One pod on each node.
@@ -355,6 +357,24 @@ mod tests {
         assert_eq!(second["terminationMessagePolicy"], "FallbackToLogsOnError");
         assert_eq!(second["env"][0]["name"], "PITCREW_NODE");
         assert!(second.get("resources").is_none() && spec.get("initContainers").is_none());
+    }
+
+    #[test]
+    fn of_several_nodes_each_has_terms_of_its_own() {
+        let zones = ["a", "b"]
+            .map(|zone| json!({"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]}));
+        let mut affinity =
+            json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}});
+        pin(&mut affinity, &["gpu-01", "gpu-02"]);
+        let terms = &affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
+        let told = |term: &Value| {
+            let [field] = term["matchFields"].as_array().unwrap().as_slice() else { panic!("{term}") };
+            // The API server takes no more than one.
+            let [node] = field["values"].as_array().unwrap().as_slice() else { panic!("{term}") };
+            format!("{}{}", term["matchExpressions"][0]["values"][0], node).replace('"', "")
+        };
+        let told: Vec<String> = terms.as_array().unwrap().iter().map(told).collect();
+        assert_eq!(told, ["agpu-01", "agpu-02", "bgpu-01", "bgpu-02"]);
     }
 
     #[test]

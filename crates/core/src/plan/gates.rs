@@ -243,7 +243,8 @@ pub(super) fn prove(
     let note = walk.gates.get(&gate.name).cloned().unwrap_or_default();
     Some(match ask(view, gate, run, note.before.as_ref()) {
         Said::Passed { took, numbers } => {
-            let note = GateNote { passed: Some(subject(pod)), seconds: took.as_secs(), ..note };
+            let at = Some(view.snapshot.now);
+            let note = GateNote { passed: Some(subject(pod)), seconds: took.as_secs(), at, ..note };
             let compared = if gate.before && note.before.is_none() { ", compared with nothing" } else { "" };
             let message = format!("Gate {} passed in {took:#}{compared}{}", gate.name, listed(&numbers));
             write_down(view, member, visit, walk, (gate, note), Some(message))

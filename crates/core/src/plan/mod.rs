@@ -24,6 +24,7 @@
 //!  patch.rs         … the one write of each transition
 //!  rollout.rs     what to say about the pool as a whole
 //!  timeline.rs      … and what was decided
+//!  fit.rs           … as far as there is room for it
 //!  matrix.rs      versions that nobody has listed, and what runs otherwise than listed
 //!  rollback.rs    versions that went wrong, and the way back
 //!  refresh.rs     the clients of every node, for somebody who looks after nothing else
@@ -32,6 +33,7 @@
 mod bake;
 mod clients;
 mod cordon;
+mod fit;
 mod gates;
 mod health;
 mod leaving;
@@ -70,7 +72,7 @@ pub use removal::{undeletable, uses_device};
 pub use rollout::newest_rollout;
 
 use crate::action::{Action, Event};
-use crate::api::{MatrixStatus, StageStatus};
+use crate::api::{GateStatus, MatrixStatus, StageStatus};
 use crate::contract::State;
 use crate::names::{DriverName, NodeName, PoolName, RevisionHash};
 use crate::policy::{self, Source};
@@ -110,6 +112,8 @@ pub struct PoolPlan {
     pub version: Option<DriverVersion>,
     /// How far each stage is; none if the pool goes as one.
     pub stages: Vec<StageStatus>,
+    /// What gates have said on the nodes of a pool that goes as one.
+    pub gates: Vec<GateStatus>,
     /// Nodes that came up with the new driver by themselves and were taken out for it, the first by name.
     pub early: Vec<String>,
     /// What gates said of a stage as a whole, for the nodes that they ran on.

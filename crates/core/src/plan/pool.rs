@@ -231,6 +231,7 @@ pub(super) fn plan_pool<'a>(
         target: BTreeMap::new(),
         version: None,
         stages: Vec::new(),
+        gates: Vec::new(),
         early: Vec::new(),
         events: Vec::new(),
         relapses: BTreeMap::new(),
@@ -273,16 +274,16 @@ pub(super) fn plan_pool<'a>(
         Opening::Always | Opening::Closed { .. } => None,
     };
     waits.filter(|(_, anybody)| *anybody).into_iter().for_each(|(until, _)| plan.wake(until));
-    result.stages = match result.status {
+    (result.stages, result.gates) = match result.status {
         PoolStatus::Active => {
             let progress = stages.progress(&view, &members);
             progress.asked.wake_at.into_iter().for_each(|at| plan.wake(at));
             plan.actions.extend(progress.asked.actions);
             result.events = progress.asked.events;
-            progress.stages
+            (progress.stages, stages.said_on_all(&view, &members))
         }
         // What was said stays said, and nothing opens.
-        _ => view.said().map(|said| said.stages.clone()).unwrap_or_default(),
+        _ => view.said().map(|said| (said.stages.clone(), said.gates.clone())).unwrap_or_default(),
     };
     result.early = early(&view, &members);
     result.matrix = matrix::report(&view, &daemon_sets, &members);

@@ -9,11 +9,11 @@ use super::members::{Freshness, Member};
 use super::patch::ends_with;
 use super::pool::View;
 use crate::action::{Action, Event};
-use crate::api::{GateStatus, GateWhen, StageStatus};
+use crate::api::{GateStatus, GateWhen, StageStatus, stamp};
 use crate::contract::State;
 use crate::gate::{Gate, GateRun, JobFacts, KEPT, Numbers, Sample, Verdict};
 use crate::names::{GateName, NodeName};
-use crate::visit::Cause;
+use crate::visit::{Cause, GateNote};
 
 /// Jobs to be made, what was said, and when to look again.
 #[derive(Default)]
@@ -76,7 +76,7 @@ pub(super) fn at_end(
     nodes: &[&Member<'_>],
     asked: &mut Asked,
 ) -> End {
-    let stage = status.name.clone();
+    let (stage, now) = (status.name.clone(), || Some(stamp(view.snapshot.now)));
     if nodes.is_empty() {
         // Nothing was moved, so there is nothing to prove.
         return End::Passed;
@@ -108,15 +108,13 @@ pub(super) fn at_end(
             Said::Passed { took, .. } => {
                 let message = format!("Gate {name} passed in {took:#} at the end of stage {stage}");
                 asked.tell(view, &names, false, &message);
-                entry(status, name, GateWhen::Stage).pass(took.as_secs());
+                entry(status, name, GateWhen::Stage).pass(now(), took.as_secs());
             }
             Said::Failed { why, log } => {
                 let message = format!("gate {name} {why}");
                 let told = format!("Gate {name} at the end of stage {stage} {why}{}", ends_with(&log));
                 asked.tell(view, &names, true, &told);
-                let entry = entry(status, name, GateWhen::Stage);
-                (entry.failed, entry.message) = (entry.failed + 1, Some(why));
-                entry.log = Some(log.into()).filter(|log: &String| !log.is_empty());
+                entry(status, name, GateWhen::Stage).fail(now(), why, &log);
                 return End::Failed(message);
             }
             Said::Unjudged { why } => {
@@ -164,9 +162,8 @@ impl Refusal {
     pub(super) fn enter(self, view: &View<'_>, status: &mut StageStatus, asked: &mut Asked) -> String {
         let told = format!("In the bake of stage {}, {}{}", status.name, self.what, ends_with(&self.log));
         asked.tell(view, &[self.node], true, &told);
-        let entry = entry(status, &self.gate, GateWhen::Bake);
-        (entry.failed, entry.message) = (entry.failed + 1, Some(self.what.clone()));
-        entry.log = Some(self.log.into()).filter(|log: &String| !log.is_empty());
+        let now = Some(stamp(view.snapshot.now));
+        entry(status, &self.gate, GateWhen::Bake).fail(now, self.what.clone(), &self.log);
         self.what
     }
 }
@@ -274,16 +271,16 @@ pub(super) fn count_rounds(
             let member = nodes.iter().find(|member| facts.run.nodes.first() == Some(member.name));
             let before = member.and_then(|member| before(view, member, gate));
             let Some(job) = view.snapshot.gate_job(&facts.name) else { continue };
+            let ended = facts.end.map(|(at, _)| stamp(at));
             match gates::judge(gate, before, &job) {
                 Verdict::Passed { took, .. } => {
                     let message =
                         format!("Gate {} passed in {took:#} in the bake of stage {stage}", gate.name);
                     asked.tell(view, &facts.run.nodes, false, &message);
-                    entry(status, &gate.name, GateWhen::Bake).pass(took.as_secs());
+                    entry(status, &gate.name, GateWhen::Bake).pass(ended, took.as_secs());
                 }
                 Verdict::Unjudged { why } => {
-                    let entry = entry(status, &gate.name, GateWhen::Bake);
-                    (entry.unjudged, entry.message) = (entry.unjudged + 1, Some(why.to_string()));
+                    entry(status, &gate.name, GateWhen::Bake).unjudge(ended, why.to_string());
                 }
                 Verdict::Failed { .. } | Verdict::Running { .. } => {}
             }
@@ -291,39 +288,46 @@ pub(super) fn count_rounds(
     }
 }
 
-/// What gates have said on these nodes, as far as the nodes show it. What was said at the end of a stage or in its bake
-/// stays as it was.
+/// What gates have said on the nodes of a stage. What was said at its end or in its bake stays as it was.
 pub(super) fn tally(view: &View<'_>, status: &mut StageStatus, nodes: &[&Member<'_>]) {
     status.gates.retain(|gate| gate.when != GateWhen::Node);
-    for gate in view.policy.rollout.node_gates() {
-        let mut said = GateStatus::new(gate.name.as_str(), GateWhen::Node);
-        for member in nodes {
-            if let Some(seconds) = passed_on(view, member, gate) {
-                said.pass(seconds);
-            }
-            let failure = member.walk().and_then(|walk| walk.failure.as_ref()).map(|failure| &failure.cause);
-            if let Some(cause @ Cause::Gate { found, gate: by, .. }) = failure
-                && *by == gate.name
-            {
-                (said.failed, said.message) = (said.failed + 1, Some(format!("{}: {found}", member.name)));
-                said.log = cause.log().map(str::to_owned);
-            }
-        }
-        if said.passed + said.failed > 0 {
-            status.gates.push(said);
-        }
-    }
+    status.gates.extend(said_on(view, nodes.iter().copied()));
     status.gates.sort_by(|a, b| (a.when, &a.name).cmp(&(b.when, &b.name)));
 }
 
-/// How long a gate took that let a node pass in this rollout.
-fn passed_on(view: &View<'_>, member: &Member<'_>, gate: &Gate) -> Option<i64> {
+/// What gates have said on these nodes, as far as the nodes show it.
+pub(super) fn said_on<'m, 'a: 'm>(
+    view: &View<'_>,
+    nodes: impl Iterator<Item = &'m Member<'a>> + Clone,
+) -> Vec<GateStatus> {
+    let on_all = |gate: &Gate| {
+        let mut said = GateStatus::new(gate.name.as_str(), GateWhen::Node);
+        for member in nodes.clone() {
+            if let Some(note) = passed_on(view, member, gate) {
+                said.pass(note.at.map(stamp), note.seconds);
+            }
+            let walk = member.walk();
+            let failure = walk.and_then(|walk| Some((walk.since, &walk.failure.as_ref()?.cause)));
+            if let Some((since, cause @ Cause::Gate { found, gate: by, .. })) = failure
+                && *by == gate.name
+            {
+                let (why, log) = (format!("{}: {found}", member.name), cause.log().unwrap_or_default());
+                said.fail(Some(stamp(since)), why, log);
+            }
+        }
+        Some(said).filter(|said| said.passed + said.failed > 0)
+    };
+    view.policy.rollout.node_gates().filter_map(on_all).collect()
+}
+
+/// What is known of a gate that let a node pass in this rollout.
+fn passed_on<'a>(view: &View<'_>, member: &Member<'a>, gate: &Gate) -> Option<&'a GateNote> {
     let here = member.walk().map(|walk| &walk.gates);
     let driver = &view.policy.driver;
     let last = member.node.last_visit.as_ref();
     let last = last.filter(|last| last.rollout_of(driver) == view.rollout.as_deref());
     let gates = here.or_else(|| last?.gates.get(&view.policy.driver))?;
-    gates.get(&gate.name).filter(|note| note.passed.is_some()).map(|note| note.seconds)
+    gates.get(&gate.name).filter(|note| note.passed.is_some())
 }
 
 fn before<'a>(view: &View<'_>, member: &Member<'a>, gate: &Gate) -> Option<&'a Numbers> {

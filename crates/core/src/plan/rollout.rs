@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::pool::daemon_sets;
 use super::rollback::{self, Origin, Wanted};
-use super::{Plan, PoolPlan, PoolStatus, Verdict, timeline};
+use super::{Plan, PoolPlan, PoolStatus, Verdict, fit, timeline};
 use crate::action::{Action, Event};
 use crate::api::{
     DriverPolicyStatus, ROLLOUT_FAILURES_MAX, RollbackStatus, RolloutFailure, RolloutPhase, RolloutSpec,
@@ -294,12 +294,15 @@ fn with_timeline(
     rollout: &Rollout,
     now: Timestamp,
 ) -> RolloutStatus {
-    status.timeline.extend(timeline::news(said, &status, rollout, now));
+    let mut news = timeline::news(said, &status, rollout, now);
+    news.iter_mut().for_each(|entry| fit::shorten(&mut entry.what));
+    status.timeline.extend(news);
     let surplus = status.timeline.len().saturating_sub(TIMELINE_MAX);
     if surplus > 0 {
         // The beginning stays: it says what it was about.
         status.timeline.drain(1..=surplus);
     }
+    fit::fit(&mut status);
     status
 }
 
@@ -348,7 +351,7 @@ fn status(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, rollout: &Rollout) 
     let open = done.stages.iter().find(|stage| stage.phase != StagePhase::Passed);
     let over = matches!(phase, RolloutPhase::Done | RolloutPhase::Failed | RolloutPhase::Aborted);
     let stopped = done.ledger.failed > done.ledger.max_failed && waiting > 0;
-    RolloutStatus {
+    let mut status = RolloutStatus {
         phase,
         total: count(&|_| true),
         done: finished,
@@ -358,6 +361,7 @@ fn status(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, rollout: &Rollout) 
         unavailable: u32::try_from(done.ledger.out).unwrap_or(u32::MAX),
         stage: open.map(|stage| stage.name.clone()),
         stages: done.stages.clone(),
+        gates: done.gates.clone(),
         started_at: said.and_then(|s| s.started_at.clone()).or(Some(stamp(snapshot.now))),
         finished_at: over.then(|| said.and_then(|s| s.finished_at.clone()).unwrap_or(stamp(snapshot.now))),
         failures: failures(done),
@@ -374,7 +378,9 @@ fn status(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, rollout: &Rollout) 
             })
             .or_else(|| unlisted(done)),
         rollback,
-    }
+    };
+    fit::shorten_all(&mut status);
+    status
 }
 
 /// Nodes do not start because their version is not in the matrix.
@@ -390,12 +396,12 @@ fn relapses(snapshot: &Snapshot, done: &PoolPlan, plan: &mut Plan) {
         let told = snapshot.rollouts.get(rollout).and_then(|rollout| rollout.status.as_ref());
         let Some(told) = told else { continue };
         let known = told.relapses.iter().any(|relapse| relapse.node == node.as_str());
-        if !known && told.relapses.len() < ROLLOUT_FAILURES_MAX {
-            let relapse = RolloutFailure::new(node.as_str(), snapshot.now, what.clone());
-            by_rollout.entry(rollout).or_default().push(relapse);
+        let new = by_rollout.entry(rollout).or_default();
+        if !known && told.relapses.len() + new.len() < ROLLOUT_FAILURES_MAX {
+            new.push(RolloutFailure::new(node.as_str(), snapshot.now, what.clone()));
         }
     }
-    for (name, new) in by_rollout {
+    for (name, new) in by_rollout.into_iter().filter(|(_, new)| !new.is_empty()) {
         let object = Object::Rollout(name.to_owned());
         let Some(said) = snapshot.rollouts.get(name).and_then(|rollout| rollout.status.clone()) else {
             continue;
@@ -404,6 +410,7 @@ fn relapses(snapshot: &Snapshot, done: &PoolPlan, plan: &mut Plan) {
         if !written && may_write(snapshot, &object, plan) {
             let mut status = said;
             status.relapses.extend(new);
+            fit::fit(&mut status);
             plan.actions.push(say(snapshot, name, status, Vec::new()));
         }
     }

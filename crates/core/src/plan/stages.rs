@@ -12,7 +12,7 @@ use super::pool::View;
 use super::proofs::{self, Asked, End, Rounds};
 use super::timeline;
 use super::walk::has_lost_its_cordon;
-use crate::api::{Promotion, StagePhase, StagePromotion, StageStatus, stamp};
+use crate::api::{GateStatus, Promotion, StagePhase, StagePromotion, StageStatus, stamp};
 use crate::contract::{CANARY_LABEL, State};
 use crate::names::NodeName;
 use crate::policy::{CANARY_STAGE, Pick, RolloutRules, Stage};
@@ -171,6 +171,14 @@ impl<'a> Stages<'a> {
         });
         let stages = stages.collect();
         Progress { stages, asked }
+    }
+
+    /// What gates have said on the nodes of a pool that goes as one.
+    pub(super) fn said_on_all(&self, view: &View<'_>, members: &[Member<'_>]) -> Vec<GateStatus> {
+        if !self.list.is_empty() {
+            return Vec::new(); // each stage says it of its own
+        }
+        proofs::said_on(view, members.iter().filter(|member| !is_left_out(view, member)))
     }
 
     /// What was said of a stage, with its nodes counted anew.

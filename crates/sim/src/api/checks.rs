@@ -133,3 +133,25 @@ pub(super) fn pod_spec(call: &Call, before: &Value, next: &Value) -> Result<(), 
                previously negative)";
     Err(invalid(call, name, validate::Cause::forbidden("spec", why)))
 }
+
+const TERMS: &str = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms";
+
+/// A pod that wants one of several nodes names each in a term of its own: a field of a node is asked for one value only.
+pub(super) fn affinity(call: &Call, name: &str, object: &Value) -> Result<(), Failure> {
+    let spec = match call.kind.kind.as_str() {
+        "Pod" => "spec",
+        "Job" => "spec.template.spec",
+        _ => return Ok(()),
+    };
+    let terms = spec.split('.').chain(TERMS.split('.')).fold(object, |value, field| &value[field]);
+    for (place, term) in terms.as_array().into_iter().flatten().enumerate() {
+        for (field, asked) in term["matchFields"].as_array().into_iter().flatten().enumerate() {
+            if asked["values"].as_array().is_none_or(|values| values.len() != 1) {
+                let field = format!("{spec}.{TERMS}[{place}].matchFields[{field}].values");
+                let why = "must be only one value when `operator` is 'In' or 'NotIn' for node field selector";
+                return Err(invalid(call, name, validate::Cause::required(&field, why)));
+            }
+        }
+    }
+    Ok(())
+}

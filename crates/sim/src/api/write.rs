@@ -35,6 +35,7 @@ pub(super) fn create(store: &mut Store, call: &Call, mut object: Value) -> Resul
         return Err(Failure::bad_request("an empty namespace may not be set during creation"));
     }
     let name = choose_name(store, call, &object)?;
+    checks::affinity(call, &name.name, &object)?;
     stamp(store, call, &mut object, &name);
     if call.kind.has(Trait::Status) {
         let status = defaults::initial_status(&call.kind.kind, object["status"].take());

@@ -10,6 +10,7 @@ use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use pitcrew_core::contract::{State, VISIT_ANNOTATION};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::STATE_LABEL;
 
@@ -48,6 +49,10 @@ pub struct Scene {
     pub states: BTreeMap<String, State>,
     /// Cordoned nodes.
     pub cordoned: BTreeSet<String>,
+    /// When each node was last seen to become so.
+    pub cordoned_at: BTreeMap<String, Instant>,
+    /// Every set of nodes that were cordoned at the same time.
+    pub together: BTreeSet<BTreeSet<String>>,
     /// Nodes with a visit record.
     pub visited: BTreeSet<String>,
     /// Nodes on which a driver has ever asked whether it may be loaded.
@@ -81,6 +86,9 @@ impl Scene {
         let state = label.parse().unwrap_or_default();
         let cordoned = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
         let visited = node.annotations().contains_key(VISIT_ANNOTATION);
+        if cordoned && !self.cordoned.contains(&name) {
+            self.cordoned_at.insert(name.clone(), Instant::now());
+        }
         set(&mut self.cordoned, &name, cordoned);
         set(&mut self.visited, &name, visited);
         if node.annotations().keys().any(|key| key.ends_with("driver-wait-for-safe-load")) {
@@ -88,6 +96,7 @@ impl Scene {
         }
         let before = self.states.insert(name.clone(), state);
         if self.recording {
+            self.together.insert(self.cordoned.clone());
             self.trace.most_out = self.trace.most_out.max(self.cordoned.len());
             self.trace.most_visited = self.trace.most_visited.max(self.visited.len());
             if before != Some(state) {

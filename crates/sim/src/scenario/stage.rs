@@ -86,6 +86,8 @@ pub struct Stage {
     recorder: JoinHandle<()>,
     /// The controller may be blind for a while: its way is another one then, and only its end counts.
     blinded: AtomicBool,
+    /// The controller may be killed or blind at any moment: how fast it is says nothing.
+    disturbed: AtomicBool,
 }
 
 impl Drop for Stage {
@@ -120,8 +122,8 @@ impl Stage {
             reasons: watch::Sender::default(),
         });
         let fleet = scenario.fleet.clone();
-        let mut stage =
-            Self { cluster, fleet, scene, recording, controllers, recorder, blinded: AtomicBool::new(false) };
+        let (blinded, disturbed) = (AtomicBool::new(false), AtomicBool::new(false));
+        let mut stage = Self { cluster, fleet, scene, recording, controllers, recorder, blinded, disturbed };
         stage.start_controller();
         stage
             .until("every node is upgrade-done to begin with", |scene| scene.all(State::UpgradeDone))
@@ -145,6 +147,7 @@ impl Stage {
     pub fn disturb(&self, disturbance: Disturbance, point: u64) -> Arc<AtomicU64> {
         let writes = Arc::new(AtomicU64::new(0));
         let Some(api) = self.cluster.api.clone() else { return writes };
+        self.disturbed.store(true, Ordering::Relaxed);
         self.blinded.store(!matches!(disturbance, Disturbance::Killed { .. }), Ordering::Relaxed);
         let (counted, controllers, lines) = (writes.clone(), self.controllers.clone(), api.lines());
         api.on_request_as("disturbance", move |request| {
@@ -266,6 +269,38 @@ impl Stage {
     /// Whether the controller may be blind for a while.
     pub fn is_blinded(&self) -> bool {
         self.blinded.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the driver of a node is Ready and of this version. Returns the last moment at which it was not yet, as
+    /// far as anybody looked.
+    pub async fn until_driver_ready(&self, node: &str, version: &str) -> Result<Instant, Broken> {
+        let here = |pod: &Pod| pod.spec.as_ref().and_then(|s| s.node_name.as_deref()) == Some(node);
+        let image = |pod: &Pod| pod.spec.as_ref()?.containers.first()?.image.clone();
+        let is_new = |pod: &Pod| image(pod).is_some_and(|image| image.contains(version));
+        let is_up = |pod: &Pod| here(pod) && is_new(pod) && crate::actors::is_ready(pod);
+        let came_up = async {
+            let mut not_yet = Instant::now();
+            loop {
+                let looked = Instant::now();
+                if self.driver_pods().await?.iter().any(is_up) {
+                    return Ok(not_yet);
+                }
+                not_yet = looked;
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        };
+        let late = || Err(Broken(format!("no driver {version} became Ready on {node}")));
+        timeout(PATIENCE, came_up).await.unwrap_or_else(|_| late())
+    }
+
+    /// Waits until a node is cordoned, and compares that with `since`. Nothing is said of a controller that is disturbed.
+    pub async fn until_cordoned(&mut self, node: &str, since: Instant, within: Duration) -> Outcome {
+        let at = |scene: &Scene| scene.cordoned_at.get(node).copied();
+        self.until(&format!("{node} is cordoned"), |scene| at(scene).is_some()).await?;
+        let took = at(&self.scene()).map(|at| at.saturating_duration_since(since)).unwrap_or_default();
+        must(took < within || self.disturbed.load(Ordering::Relaxed), || {
+            format!("{node} was cordoned {took:?} after its driver was Ready")
+        })
     }
 
     /// Waits until `holds`, which `what` describes.

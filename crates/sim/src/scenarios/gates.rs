@@ -1,9 +1,11 @@
 //! Gates: a node, or a stage, goes on when real work has proven the driver, and not before.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::FutureExt;
 use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::ListParams;
 use pitcrew_core::api::{GateWhen, Rollout, RolloutPhase};
@@ -35,6 +37,10 @@ pub(super) fn all() -> Vec<Scenario> {
                 {"name": "joint", "preset": "driver-version", "runs": "Stage", "stages": ["canary"]},
             ]))),
             ..scenario("a-gate-at-the-end-of-a-stage-opens-the-next", labelled(), |s| ends(s).boxed())
+        },
+        Scenario {
+            policy: Some(gated(&json!([{"name": "joint", "preset": "distributed-training"}]))),
+            ..scenario("a-gate-over-two-nodes-proves-a-fleet", fleet(2), |s| joint(s).boxed())
         },
         Scenario {
             policy: Some(baking()),
@@ -123,6 +129,28 @@ async fn ends(stage: &mut Stage) -> Outcome {
     let said = stages.iter().flat_map(|stage| &stage.gates).filter(|gate| gate.when == GateWhen::Stage);
     let passed: Vec<u32> = said.map(|gate| gate.passed).collect();
     must(passed == [1], || format!("the gate passed {passed:?} times"))?;
+    in_service(stage)
+}
+
+/// One Job, one pod on each of two nodes at the same time; the rollout is not done before it.
+async fn joint(stage: &mut Stage) -> Outcome {
+    stage.set_version(NEW).await?;
+    until_jobs_must_be_over(stage).await;
+    stage.until_rollout("gpu-1", RolloutPhase::Done).await?;
+    let jobs: Vec<Option<i32>> =
+        jobs(stage).await?.iter().map(|job| job.spec.as_ref()?.parallelism).collect();
+    must(jobs == [Some(2)] || stage.is_blinded(), || format!("jobs were made with {jobs:?} pods"))?;
+    let pods = Api::<Pod>::namespaced(stage.cluster().admin.clone(), NAMESPACE);
+    let pods = pods.list(&ListParams::default().labels(GATE_LABEL)).await?;
+    let nodes: BTreeSet<&str> =
+        pods.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.as_deref()).collect();
+    // Of one that ended hours ago nothing is left.
+    let both = nodes.into_iter().eq(["gpu-01", "gpu-02"]);
+    must(both || stage.is_blinded(), || "its pods were not on both nodes".to_owned())?;
+    let stages = rollout(stage, "gpu-1").await?.status.unwrap_or_default().stages;
+    let said: Vec<(GateWhen, u32)> =
+        stages.iter().flat_map(|stage| &stage.gates).map(|gate| (gate.when, gate.passed)).collect();
+    must(said == [(GateWhen::Stage, 1)], || format!("the gate said {said:?}"))?;
     in_service(stage)
 }
 

@@ -22,6 +22,7 @@ mod queries;
 mod reported;
 mod rollbacks;
 mod stages;
+mod topology;
 
 /// What fleets run at first.
 const OLD: &str = "535.104.05";
@@ -43,6 +44,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(queries::all());
     all.extend(gates::all());
     all.extend(rollbacks::all());
+    all.extend(topology::all());
     all.extend(matrix::all());
     all.extend(agents::all());
     all

@@ -1,17 +1,20 @@
 //! The way back, from wherever a version may come: an operator's objects, or a template that nobody renders.
 
+use std::time::Duration;
+
 use futures::FutureExt;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::Api;
 use kube::api::ListParams;
-use pitcrew_core::api::{DriverPolicy, Rollout, RolloutPhase};
-use pitcrew_core::contract::State;
+use pitcrew_core::api::{ClusterPolicy, DriverPolicy, Rollout, RolloutPhase};
+use pitcrew_core::contract::{ARGO_TRACKING_ANNOTATION, State};
 use serde_json::{Value, json};
 
 use super::policies::{patch_driver, precompiled};
-use super::reported::{embedded, spread};
+use super::reported::{broken, embedded, spread};
+use super::stages::{CANARY, labelled, others_untouched, staged, taken_back};
 use super::{NEW, NEWER, OLD, SKIP_LABEL, fleet, in_service, scenario};
-use crate::actors::{GPU_PRESENT, NAMESPACE};
+use crate::actors::{Fault, GPU_PRESENT, NAMESPACE, Nodes};
 use crate::fleet::Fleet;
 use crate::scenario::{Outcome, Scenario, Scene, Stage, must};
 
@@ -22,6 +25,11 @@ pub(super) fn all() -> Vec<Scenario> {
     vec![
         scenario("an-nvidiadriver-gets-its-version-back", one_driver(), |s| nvidia_driver(s).boxed()),
         scenario("nodes-with-the-version-before-are-left-alone", one_driver(), |s| spared(s).boxed()),
+        Scenario {
+            behaviour: broken(Nodes::Named(CANARY.to_owned()), Fault::CrashLoop),
+            policy: Some(staged(&json!({"bake": {"duration": "3s"}}))),
+            ..scenario("a-version-that-git-keeps-is-left-to-people", labelled(), |s| git_keeps(s).boxed())
+        },
         embedded(&[], "a-version-for-two-kernels-is-taken-back", precompiled(), |s| two_kernels(s).boxed()),
         embedded(&[], "a-template-that-nobody-renders-is-put-back", spread(2, 1), |s| template(s).boxed()),
         Scenario {
@@ -75,6 +83,34 @@ async fn spared(stage: &mut Stage) -> Outcome {
     stage.until_reason("gpu-02", "is left alone on the way back").await?;
     let after = stage.driver_pod("gpu-02").await?;
     must(before == after, || format!("the driver pod of gpu-02 was {before} and is {after}"))
+}
+
+/// Argo CD has the ClusterPolicy from Git and would undo what is written into it: a person sets the version back there.
+async fn git_keeps(stage: &mut Stage) -> Outcome {
+    let id = "gpu-stack:nvidia.com/ClusterPolicy:/cluster-policy";
+    let marks = json!({
+        "labels": {"app.kubernetes.io/instance": "gpu-stack"},
+        "annotations": {ARGO_TRACKING_ANNOTATION: id},
+    });
+    stage.cluster().patch_cluster_policy(json!({"metadata": marks})).await?;
+    stage.set_version(NEW).await?;
+    stage.until_rollout("gpu-1", RolloutPhase::Halted).await?;
+    let rollouts = Api::<Rollout>::all(stage.cluster().admin.clone());
+    let says = async || {
+        let message = rollouts.get("gpu-1").await?.status.and_then(|status| status.message);
+        Ok(message.filter(|message| message.contains("Argo CD")))
+    };
+    let message = stage.poll("its message names Argo CD", says).await?;
+    let owner = "clusterpolicy/cluster-policy is managed by Argo CD (application gpu-stack)";
+    let todo = format!("set spec.driver.version of clusterpolicy/cluster-policy back to {OLD} there");
+    must(message.contains(owner) && message.contains(&todo), || message.clone())?;
+    stage.stands_still_for(Duration::from_secs(3)).await?;
+    let policy = Api::<ClusterPolicy>::all(stage.cluster().admin.clone()).get("cluster-policy").await?;
+    let version = &policy.spec.driver["version"];
+    must(version == NEW, || format!("the version was set to {version}"))?;
+    stage.set_version(OLD).await?;
+    taken_back(stage).await?;
+    others_untouched(stage)
 }
 
 /// Two DaemonSets are rendered from one version, one after the other: that is one way back.

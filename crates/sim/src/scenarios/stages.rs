@@ -16,6 +16,8 @@ use crate::fleet::Fleet;
 use crate::scenario::{Outcome, Scenario, Stage, must};
 
 pub(super) const CANARY: &str = "gpu-02";
+/// Longer than that nobody works on a driver that is not proven.
+const CORDONED_WITHIN: Duration = Duration::from_secs(5);
 
 pub(super) fn all() -> Vec<Scenario> {
     vec![
@@ -48,6 +50,10 @@ pub(super) fn all() -> Vec<Scenario> {
         Scenario {
             policy: Some(staged(&json!({"bake": {"duration": "10m"}}))),
             ..scenario("a-node-that-comes-up-before-its-stage-is-proven", labelled(), |s| early(s).boxed())
+        },
+        Scenario {
+            policy: Some(staged(&json!({"bake": {"duration": "10m"}}))),
+            ..scenario("a-node-that-joins-before-its-stage-is-proven", labelled(), |s| joins(s).boxed())
         },
         embedded(&[], "the-documented-label-bakes-for-two-days", labelled(), |s| two_days(s).boxed()),
     ]
@@ -173,13 +179,27 @@ async fn early(stage: &mut Stage) -> Outcome {
     stage.until_rollout("gpu-1", RolloutPhase::Baking).await?;
     let pod = stage.driver_pod("gpu-01").await?;
     stage.delete::<Pod>(NAMESPACE, &pod).await?;
-    stage.until("it is taken out", |scene| scene.cordoned.contains("gpu-01")).await?;
-    stage.until("it is proven", |scene| scene.state("gpu-01") == State::UpgradeDone).await?;
-    stage.until("it takes work again", |scene| !scene.cordoned.contains("gpu-01")).await?;
-    let warnings = stage.warnings("gpu-01").await?.join("\n");
+    taken_out_and_proven(stage, "gpu-01").await
+}
+
+/// A machine joins: its first driver is of the new version.
+async fn joins(stage: &mut Stage) -> Outcome {
+    canary_ends(stage, State::UpgradeDone).await?;
+    stage.until_rollout("gpu-1", RolloutPhase::Baking).await?;
+    stage.join("gpu-05").await?;
+    taken_out_and_proven(stage, "gpu-05").await
+}
+
+/// It has come to the new version by itself: no more than five seconds without a cordon, then the way of a canary.
+async fn taken_out_and_proven(stage: &mut Stage, node: &str) -> Outcome {
+    let ready = stage.until_driver_ready(node, NEW).await?;
+    stage.until_cordoned(node, ready, CORDONED_WITHIN).await?;
+    stage.until("it is proven", |scene| scene.state(node) == State::UpgradeDone).await?;
+    stage.until("it takes work again", |scene| !scene.cordoned.contains(node)).await?;
+    let warnings = stage.warnings(node).await?.join("\n");
     must(warnings.contains("before stage fleet is open"), || warnings)?;
     stage.stands_still_for(Duration::from_secs(3)).await?;
-    let path = stage.trace().states.get("gpu-01").cloned().unwrap_or_default();
+    let path = stage.trace().states.get(node).cloned().unwrap_or_default();
     must(!path.contains(&State::CordonRequired), || format!("it started: {path:?}"))
 }
 

@@ -280,6 +280,8 @@ pub(super) struct Fleet {
     pub(super) hung_clients: BTreeSet<String>,
     /// What gates say that do not simply pass: by name, at which time.
     pub(super) gates: Vec<(&'static str, Sample, PodState)>,
+    /// … and on which nodes, where that matters.
+    pub(super) gates_on: Option<fn(&GateRun) -> Option<PodState>>,
     /// What Prometheus says; `None`: the answer is still on its way.
     pub(super) prometheus: Option<Result<Values, String>>,
     /// The revision that an earlier version gets when it is put back, if its template is not what it was.
@@ -333,6 +335,7 @@ impl Fleet {
             broken: BTreeSet::new(),
             hung_clients: BTreeSet::new(),
             gates: Vec::new(),
+            gates_on: None,
             prometheus: Some(Ok(Values::one(0.0))),
             renders: None,
             budgets: BTreeMap::new(),
@@ -751,7 +754,9 @@ impl Fleet {
         let report =
             r#"{"gpus": 8, "withEcc": 8, "corrected": 0, "uncorrected": 0, "active": 8, "gbps": 3200}"#;
         let told = self.gates.iter().find(|(gate, at, _)| *gate == run.gate.as_str() && *at == run.sample);
-        let state = told.map_or(PodState::Succeeded { message: report.into() }, |(.., state)| state.clone());
+        let told =
+            told.map(|(.., state)| state.clone()).or_else(|| self.gates_on.and_then(|says| says(&run)));
+        let state = told.unwrap_or(PodState::Succeeded { message: report.into() });
         let end = match &state {
             PodState::Open { .. } => None,
             PodState::Succeeded { .. } => Some((now, JobEnd::Complete)),

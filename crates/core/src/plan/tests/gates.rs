@@ -114,6 +114,42 @@ fn a_gate_that_says_no_fails_the_node_with_its_words_and_its_log() {
 }
 
 #[test]
+fn a_pool_without_stages_says_what_its_gates_have_said() {
+    let gates = json!([
+        {"name": "version", "preset": "driver-version"},
+        {"name": "smoke", "preset": "smoke-training", "retries": 0},
+    ]);
+    let rollout = json!({"gates": gates, "onFailure": "Pause"});
+    let mut fleet =
+        Fleet::without_policy().driver_policy("gpu", policy(&rollout)).nodes(5, NodeSpec::outdated);
+    fleet.crashes_on.insert("gpu-5".to_owned());
+    fleet.play();
+    let said = status(&fleet);
+    assert!(said.stages.is_empty());
+    let [version, smoke] = &said.gates[..] else { panic!("{:?}", said.gates) };
+    assert_eq!((version.name.as_str(), version.when, version.passed), ("version", GateWhen::Node, 4));
+    assert_eq!((smoke.passed, smoke.failed, smoke.last_seconds), (4, 0, Some(0)));
+    assert!(smoke.last_at > version.last_at && version.last_at > said.started_at, "{:?}", said.gates);
+    let before = (said.gates, fleet.snapshot.now);
+    // A pause changes nothing about it, and another version begins anew.
+    fleet.pause(true);
+    fleet.play();
+    assert_eq!(status(&fleet).gates, before.0);
+    fleet.pause(false);
+    fleet.gates.push(("smoke", Sample::After, exits(3, "loss is nan")));
+    fleet.publish("gpu", 3, "newer");
+    fleet.crashes_on.clear();
+    fleet.play();
+    let said = status(&fleet);
+    let [version, smoke] = &said.gates[..] else { panic!("{:?}", said.gates) };
+    assert_eq!((version.passed, version.failed), (5, 0));
+    assert_eq!((smoke.passed, smoke.failed, smoke.last_seconds), (0, 5, None));
+    assert!(smoke.last_at.as_ref().is_some_and(|at| at.0 >= before.1));
+    assert_eq!(smoke.log.as_deref(), Some("loss is nan"));
+    insta::assert_snapshot!(smoke.message.clone().unwrap(), @"gpu-5: failed after 0s: exit code 3");
+}
+
+#[test]
 fn what_was_before_the_visit_is_compared_with_also_after_a_retry() {
     let mut fleet = gated(&ecc());
     let worse = r#"{"gpus": 8, "withEcc": 8, "corrected": 0, "uncorrected": 1}"#;

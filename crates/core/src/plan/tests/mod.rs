@@ -21,6 +21,7 @@
 //! | `rollbacks` | the way back from a version that went wrong |
 //! | `kernels` | … where a pool has several DaemonSets |
 //! | `rollouts` | what is said about the pool as a whole |
+//! | `sizes` | … and that it stays within bounds |
 //! | `promises` | bad plans are caught |
 //! | `properties` | what holds for any fleet |
 //! | `found` | … and what has found its way here from there |
@@ -47,6 +48,7 @@ mod properties;
 mod queries;
 mod rollbacks;
 mod rollouts;
+mod sizes;
 mod sketch;
 mod slots;
 mod stages;

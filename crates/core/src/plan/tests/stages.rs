@@ -661,10 +661,36 @@ fn early_nodes_are_taken_out_as_far_as_there_is_room_and_only_if_nobody_leaves_t
     for node in ["gpu-1", "gpu-2", "gpu-3", "gpu-4"] {
         comes_up(&mut fleet, node);
     }
+    let out = |fleet: &Fleet| fleet.snapshot.nodes.values().filter(|node| node.unschedulable).count();
     fleet.step();
-    let out = fleet.snapshot.nodes.values().filter(|node| node.unschedulable).count();
-    assert_eq!(out, 1);
+    assert_eq!(out(&fleet), 1, "at once");
+    assert!(!fleet.node_mut("gpu-2").unschedulable && !fleet.node_mut("gpu-3").unschedulable, "these wait");
+    while fleet.step() {
+        assert!(out(&fleet) <= 1, "one after the other: {:#?}", fleet.story);
+    }
     fleet.live(HOUR);
     assert_eq!(fleet.told("-> pod-restart-required +cordon").len(), 3);
     assert_eq!(fleet.told("gpu-4 -> pod-restart-required"), [""; 0]);
+}
+
+#[test]
+fn an_early_node_waits_while_others_use_up_what_may_be_out_and_goes_when_they_are_back() {
+    let limits = json!({"maxParallelUpgrades": 0, "maxUnavailable": 1});
+    let mut fleet = Fleet::new().policy(limits).nodes(4, NodeSpec::outdated);
+    fleet.node_mut("gpu-4").set_label("gpu-canary", Some("true"));
+    fleet.live(HOUR);
+    fleet.node_mut("gpu-3").unschedulable = true;
+    comes_up(&mut fleet, "gpu-1");
+    fleet.live(HOUR);
+    assert!(!fleet.node_mut("gpu-1").unschedulable);
+    assert_eq!(fleet.told("gpu-1 -> pod-restart-required"), [""; 0]);
+    fleet.node_mut("gpu-3").unschedulable = false;
+    fleet.step();
+    assert!(fleet.node_mut("gpu-1").unschedulable, "in the first pass");
+    // A node that is out anyway costs nothing, and does not wait.
+    fleet.live(60);
+    (fleet.node_mut("gpu-2").unschedulable, fleet.node_mut("gpu-3").unschedulable) = (true, true);
+    comes_up(&mut fleet, "gpu-2");
+    fleet.step();
+    assert_eq!(fleet.told("gpu-2 -> pod-restart-required").len(), 1);
 }

@@ -1,6 +1,7 @@
 //! What only pods have: grace, eviction, binding.
 
 use super::*;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::EvictParams;
 
@@ -180,4 +181,25 @@ async fn kubes_evict_loses_its_preconditions() {
     let by_uid =
         EvictParams { delete_options: Some(delete_if(Some("other"), None)), ..EvictParams::default() };
     assert!(pods.evict("p", &by_uid).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_field_of_a_node_is_asked_for_one_value_only() {
+    let client = server().client();
+    let spec = |terms: &[&[&str]]| {
+        let term = |names: &&[&str]| json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": names}]});
+        let required = json!({"nodeSelectorTerms": terms.iter().map(term).collect::<Vec<_>>()});
+        let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
+        json!({"containers": [{"name": "c", "image": "i"}], "restartPolicy": "Never", "affinity": affinity})
+    };
+    let job = |spec: &Value| json!({"metadata": {"name": "j"}, "spec": {"template": {"spec": spec}}});
+    let jobs = here::<Job>(&client);
+    let two = jobs.create(&PostParams::default(), &from(job(&spec(&[&["a"], &["b", "c"]])))).await;
+    assert_eq!(
+        refusal(two).message,
+        "Job.batch \"j\" is invalid: spec.template.spec.affinity.nodeAffinity.\
+         requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[1].matchFields[0].values: Required value: \
+         must be only one value when `operator` is 'In' or 'NotIn' for node field selector"
+    );
+    create(&jobs, job(&spec(&[&["a"], &["b"]]))).await;
 }
