@@ -233,23 +233,37 @@ impl DriverManager {
 
 /// What the driver manager is told by a container's environment, for a container that is no process of its own.
 pub fn settings_in(environment: &[(String, String)]) -> Result<Settings, Failure> {
-    let (command, mut given) =
-        (Agent::command(), vec!["pitcrew-node".to_owned(), "driver-manager".to_owned()]);
-    let manager = command.find_subcommand("driver-manager").into_iter();
-    for flag in manager.flat_map(clap::Command::get_arguments) {
+    match in_container("driver-manager", &[], environment)? {
+        AgentCommand::DriverManager(manager) => manager.settings(),
+        _ => Err(Failure::Usage("not a driver manager".to_owned())),
+    }
+}
+
+/// What safe load is told by a container's arguments and environment, likewise.
+pub fn safe_load_in(arguments: &[String], environment: &[(String, String)]) -> Result<Options, Failure> {
+    match in_container("safe-load", arguments, environment)? {
+        AgentCommand::SafeLoad(safe_load) => Ok(safe_load.options()),
+        _ => Err(Failure::Usage("not safe load".to_owned())),
+    }
+}
+
+fn in_container(
+    agent: &str,
+    arguments: &[String],
+    environment: &[(String, String)],
+) -> Result<AgentCommand, Failure> {
+    let (command, mut given) = (Agent::command(), vec!["pitcrew-node".to_owned(), agent.to_owned()]);
+    for flag in command.find_subcommand(agent).into_iter().flat_map(clap::Command::get_arguments) {
         let set = environment.iter().find(|(name, _)| flag.get_env() == Some(OsStr::new(name)));
         given.extend(set.zip(flag.get_long()).map(|((_, value), long)| format!("--{long}={value}")));
     }
+    given.extend(arguments.iter().cloned());
     // Whatever the environment of this process says is not meant.
-    let command = command.mut_subcommand("driver-manager", |manager| {
-        manager.mut_args(|flag| flag.env(clap::builder::Resettable::Reset))
-    });
+    let command = command
+        .mut_subcommand(agent, |agent| agent.mut_args(|flag| flag.env(clap::builder::Resettable::Reset)));
     let matches = command.try_get_matches_from(given);
-    match matches.and_then(|matches| Agent::from_arg_matches(&matches)).map(|agent| agent.which) {
-        Ok(AgentCommand::DriverManager(manager)) => manager.settings(),
-        Ok(_) => Err(Failure::Usage("not a driver manager".to_owned())),
-        Err(error) => Err(Failure::Usage(error.to_string())),
-    }
+    let read = matches.and_then(|matches| Agent::from_arg_matches(&matches));
+    read.map(|agent| agent.which).map_err(|error| Failure::Usage(error.to_string()))
 }
 
 /// Zero stands for "for ever".

@@ -229,9 +229,14 @@ impl FakeHost {
         result
     }
 
+    /// Whoever works on it is killed now.
+    pub fn kill(&self) {
+        self.died.notify_one();
+    }
+
     async fn die(&self) {
         *lock(&self.death) = None;
-        self.died.notify_one();
+        self.kill();
         std::future::pending::<()>().await;
     }
 }

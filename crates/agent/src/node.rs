@@ -11,6 +11,7 @@ use pitcrew_core::contract::{
     AGENT_CORDON_ANNOTATION, DEFAULT_LABEL_DOMAIN, HOST_DRIVER_ANNOTATION, KEEP_CORDONED_LABEL, Keys,
     NEEDS_REBOOT_ANNOTATION, VISIT_ANNOTATION, nvsentinel,
 };
+use pitcrew_core::driver_manager::{CordonRecord, NeedsReboot};
 use pitcrew_core::selector::Labels;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -41,26 +42,6 @@ impl From<ApiNode> for Node {
             unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or(false),
         }
     }
-}
-
-/// The record of a cordon that is the agent's own.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct CordonRecord {
-    /// Since when.
-    pub since: Timestamp,
-}
-
-/// Why only a reboot helps.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NeedsReboot {
-    /// The boot in which it came about; in another one it is over.
-    pub boot: String,
-    /// Since when.
-    pub since: Timestamp,
-    /// The sentence.
-    pub why: String,
 }
 
 /// What the driver label said before a driver was found on the host.
@@ -201,8 +182,8 @@ pub fn reboot_is_over(change: Change) -> Change {
 /// Says that only a reboot helps, and keeps the node out until then.
 pub fn needs_reboot(node: &Node, boot: &str, why: &str, now: Timestamp) -> Change {
     // Said once: the time is that of the first finding.
-    let since = node.needs_reboot(boot).map_or(now, |record| record.since);
-    let record = NeedsReboot { boot: boot.to_owned(), since, why: why.to_owned() };
+    let since = node.needs_reboot(boot).and_then(|record| record.since).unwrap_or(now);
+    let record = NeedsReboot { boot: boot.to_owned(), since: Some(since), why: why.to_owned() };
     cordon(node, now).with_annotation(NEEDS_REBOOT_ANNOTATION, serde_json::to_string(&record).ok())
 }
 

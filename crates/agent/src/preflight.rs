@@ -36,7 +36,8 @@ pub async fn check<H: Host>(agent: &Agent<'_, H>) -> Result<(), Failure> {
     }
     let boot = journal::boot_id(*host).await?;
     if let Some(reboot) = node.needs_reboot(&boot) {
-        problems.push(format!("the node needs a reboot since {}: {}", reboot.since, reboot.why));
+        let since = reboot.since.map(|at| format!(" since {at}")).unwrap_or_default();
+        problems.push(format!("the node needs a reboot{since}: {}", reboot.why));
     }
     say_modules(agent).await?;
     if problems.is_empty() { Ok(()) } else { Err(Failure::Findings(problems)) }

@@ -75,6 +75,45 @@ fn stacked_and_busy_mounts_are_all_detached_and_their_neighbours_are_not() {
     drop(held);
 }
 
+/// What a driver container mounts below `/run/nvidia` is on the host too (Bidirectional), and in every container that follows
+/// the host (HostToContainer); what the host mounts there comes to us.
+#[test]
+fn mounts_that_others_see_are_gone_for_them_too() {
+    let Ok(directory) = std::env::var(INSIDE) else {
+        let directory = tempfile::tempdir().unwrap();
+        if let Some(output) = in_namespace("mounts_that_others_see_are_gone_for_them_too", directory.path()) {
+            let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{text}");
+        }
+        return;
+    };
+    sh(&format!(
+        "cd {directory}; mount -t tmpfs t .; cd {directory}; mkdir run host follower alone; \
+         mount -t tmpfs r run; mount --make-shared run; mkdir run/driver run/other; \
+         mount --bind run host; mount --bind run follower; mount --make-slave follower; \
+         mount --bind run alone; mount --make-private alone; \
+         mount -t tmpfs a run/driver; mkdir run/driver/dev; mount -t tmpfs b run/driver/dev; \
+         mount -t tmpfs c host/driver; mount -t tmpfs d host/other; mount -t tmpfs e alone/driver; touch host/driver/file"
+    ));
+    let held = std::fs::File::open(format!("{directory}/host/driver/file")).unwrap();
+    runtime().block_on(async {
+        let host = Linux::default();
+        let below = async |place: &str, name: &str| {
+            let root = format!("{directory}/{place}/{name}");
+            host.mounts().await.unwrap().iter().filter(|mount| mount.starts_with(&root)).count()
+        };
+        for place in ["run", "host", "follower"] {
+            assert_eq!((below(place, "driver").await, below(place, "other").await), (3, 1), "{place}");
+        }
+        detach_all(&host, &format!("{directory}/run/driver")).await.unwrap();
+        for place in ["run", "host", "follower"] {
+            assert_eq!((below(place, "driver").await, below(place, "other").await), (0, 1), "{place}");
+        }
+        assert_eq!(below("alone", "driver").await, 1, "what is nobody else's stays");
+    });
+    drop(held);
+}
+
 #[test]
 fn a_program_in_another_root_directory_answers_is_missing_or_hangs() {
     let Ok(_) = std::env::var(INSIDE) else {

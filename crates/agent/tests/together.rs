@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what these tests do not expect is a failure")]
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
@@ -16,7 +17,8 @@ use pitcrew_agent::safe_load::{Options, Overlay, safe_load};
 use pitcrew_agent::settings::Settings;
 use pitcrew_agent::stop::Stop;
 use pitcrew_agent::uninstall::{Agent, uninstall};
-use pitcrew_sim::actors::{Behaviour, Machines, OPERANDS};
+use pitcrew_sim::actors::{AGENT, Behaviour, Machines, OPERANDS};
+use pitcrew_sim::api::Fault;
 use pitcrew_sim::cluster::Cluster;
 use pitcrew_sim::fleet::{Fleet, Workload};
 use serde_json::json;
@@ -122,9 +124,36 @@ async fn pitcrews_controller_releases_a_safe_load_whatever_its_value() {
     running.abort();
 }
 
-/// A whole upgrade of one node with work on it, whose driver manager is killed at one call to its machine: what is there when
-/// everything is over, and how many calls there were.
-async fn upgrade(managed: bool, death: Option<Death>) -> (String, usize) {
+/// Where an agent is killed.
+#[derive(Clone, Copy, Debug)]
+enum Kill {
+    /// At a call to the machine.
+    Host(Death),
+    /// At a request to the API, before it is served or after.
+    Api(Death),
+}
+
+/// Kills the agent on `host` at one of its requests to the API, and counts them.
+fn kill_at_request(cluster: &Cluster, host: &Arc<FakeHost>, death: Option<Death>) -> Arc<Mutex<usize>> {
+    const NEVER: Duration = Duration::from_hours(24 * 365);
+    let (made, host) = (Arc::new(Mutex::new(0)), host.clone());
+    let counted = made.clone();
+    cluster.api.as_ref().unwrap().on_request_as("kill", move |request| {
+        if request.user != AGENT {
+            return None;
+        }
+        let mut made = made.lock().unwrap();
+        *made += 1;
+        let Death { after, .. } = death.filter(|death| death.at == *made)?;
+        host.kill();
+        Some(if after { Fault::LateReply(NEVER) } else { Fault::Delay(NEVER) })
+    });
+    counted
+}
+
+/// A whole upgrade of one node with work on it, whose agents are killed at one call to their machine or one request: what is
+/// there when everything is over, and how many calls and requests there were.
+async fn upgrade(managed: bool, kill: Option<Kill>) -> (String, usize, usize) {
     let fleet = Fleet::new(1).with_clients().with_workloads(vec![Workload::new("research", "train", 2, 1)]);
     let fleet = fleet.with_upgrade_policy(json!({"autoUpgrade": managed}));
     let behaviour = Behaviour::default().with_agents(Machines::default());
@@ -133,7 +162,13 @@ async fn upgrade(managed: bool, death: Option<Death>) -> (String, usize) {
     let controller = tokio::spawn(async move { drop(controller.run(std::future::pending()).await) });
     tokio::time::sleep(Duration::from_mins(1)).await;
     let host = cluster.actors.behaviour().get().agents.unwrap().hosts.get(NODE).unwrap();
+    let (death, refusal) = match kill {
+        Some(Kill::Host(death)) => (Some(death), None),
+        Some(Kill::Api(death)) => (None, Some(death)),
+        None => (None, None),
+    };
     host.dies(death);
+    let requests = kill_at_request(&cluster, &host, refusal);
     cluster.set_driver_version("570.86.10").await.unwrap();
     if !managed {
         let driver = ListParams::default().labels("app.kubernetes.io/component=nvidia-driver");
@@ -153,20 +188,22 @@ async fn upgrade(managed: bool, death: Option<Death>) -> (String, usize) {
         machine.mounts,
         machine.files,
     );
-    (end, host.calls().len())
+    let requests = *requests.lock().unwrap();
+    (end, host.calls().len(), requests)
 }
 
 #[tokio::test(start_paused = true)]
-async fn killed_at_any_call_to_its_machine_a_whole_upgrade_comes_to_the_same_end() {
+async fn killed_at_any_call_or_request_a_whole_upgrade_comes_to_the_same_end() {
     for managed in [true, false] {
-        let (expected, calls) = upgrade(managed, None).await;
+        let (expected, calls, requests) = upgrade(managed, None).await;
         assert!(expected.starts_with("cordoned false") && expected.contains("nvidia_uvm"), "{expected}");
-        assert!(calls > 20, "{calls}");
-        for at in 1..=calls {
-            for after in [false, true] {
-                let (end, _) = upgrade(managed, Some(Death { at, after })).await;
-                assert_eq!(end, expected, "managed {managed}, killed at {at} of {calls}, after it: {after}");
-            }
+        assert!(calls > 20 && requests > 10, "{calls} calls, {requests} requests");
+        let deaths = |count: usize, kill: fn(Death) -> Kill| {
+            (1..=count).flat_map(move |at| [false, true].map(|after| kill(Death { at, after })))
+        };
+        for kill in deaths(calls, Kill::Host).chain(deaths(requests, Kill::Api)) {
+            let (end, ..) = upgrade(managed, Some(kill)).await;
+            assert_eq!(end, expected, "managed {managed}, {kill:?} of {calls} calls and {requests} requests");
         }
     }
 }

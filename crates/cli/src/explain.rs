@@ -112,11 +112,12 @@ fn at_rest(subject: &str, answer: &Answer, driver: &DriverAnswer, pen: &Pen) -> 
         "pool-frozen" => format!(" Its pool is frozen: {}.", driver.message),
         _ => String::new(),
     };
+    let by = if answer.cordoned_by_driver_manager { " by its driver manager" } else { ", not by pitcrew" };
     let out = match (answer.cordoned, answer.ready) {
-        (true, true) => "It is cordoned, not by pitcrew: it takes no work and counts against maxUnavailable.",
-        (true, false) => "It is cordoned, not by pitcrew, and not Ready: it counts against maxUnavailable.",
-        (false, false) => "The node is not Ready: it counts against maxUnavailable.",
-        (false, true) => "Nothing to do.",
+        (true, true) => format!("It is cordoned{by}: it takes no work and counts against maxUnavailable."),
+        (true, false) => format!("It is cordoned{by}, and not Ready: it counts against maxUnavailable."),
+        (false, false) => "The node is not Ready: it counts against maxUnavailable.".to_owned(),
+        (false, true) => "Nothing to do.".to_owned(),
     };
     format!("{subject} is done: {version}{since}.{standing} {out}")
 }

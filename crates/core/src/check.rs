@@ -11,7 +11,7 @@ use jiff::SignedDuration;
 
 use crate::action::{Action, DeleteWhy, NodePatch, PodRef, RestartDriver};
 use crate::api::{Previous, Refresh, RolloutPhase, StagePhase};
-use crate::contract::{HEALTH_HOLD_ANNOTATION, State, VISIT_ANNOTATION};
+use crate::contract::{AGENT_CORDON_ANNOTATION, HEALTH_HOLD_ANNOTATION, State, VISIT_ANNOTATION};
 use crate::health::Shield;
 use crate::names::{GateName, NodeName, PoolName, RevisionHash};
 use crate::plan::{Plan, PoolPlan, PoolStatus, uses_device};
@@ -38,7 +38,8 @@ pub struct Violation {
 pub enum Promise {
     /// S1: pods are taken off only nodes that we own and that are cordoned; stale driver clients apart.
     OnlyOwnNodes,
-    /// S2: only our own cordon is lifted, and only after validation.
+    /// S2: only our own cordon is lifted, or the driver manager's on a visit of ours; only after validation, and never on a
+    /// node that needs a reboot.
     OnlyOwnCordon,
     /// S3: no start takes more nodes out than agreed.
     WithinLimits,
@@ -201,7 +202,10 @@ fn foreign_cordons(snapshot: &Snapshot, policy: &Policy, mine: &[(usize, &Action
         };
         let may = |v: &Visit, walk: &Walk| walk.state == State::UncordonRequired || untouched(v, walk);
         let at_the_end = |v: &Visit| v.drivers.get(&policy.driver).is_some_and(|walk| may(v, walk));
-        visit.is_some_and(|v| v.holds.cordon && at_the_end(v))
+        let facts = snapshot.nodes.get(node);
+        let adopted = facts.is_some_and(|node| node.annotations.contains_key(AGENT_CORDON_ANNOTATION));
+        let whole = facts.is_some_and(|node| node.needs_reboot().is_none());
+        visit.is_some_and(|v| (v.holds.cordon || adopted) && whole && at_the_end(v))
     };
     let lifts = patches(mine).filter(|(_, patch)| patch.unschedulable == Some(false));
     lifts.filter(|(_, patch)| !may_lift(&patch.node)).map(|(i, patch)| (i, patch.node.clone())).collect()

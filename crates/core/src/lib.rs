@@ -18,6 +18,7 @@
 //! | [`visit`] | the record that pitcrew keeps on a node while it owns it |
 //! | [`windows`] | when nodes may start, and how long a visit is expected to take |
 //! | [`health`] | keeping health systems off a node for a while |
+//! | [`driver_manager`] | what the driver manager writes on its node |
 //! | [`clients`] | who keeps a handle on the driver, and whose is stale |
 //! | [`prometheus`] | questions to a Prometheus, and whether the answers keep their bounds |
 //! | [`gate`] | checks that run as Jobs: presets, the Job, the verdict |
@@ -31,6 +32,7 @@ pub mod api;
 pub mod check;
 pub mod clients;
 pub mod contract;
+pub mod driver_manager;
 pub mod gate;
 pub mod health;
 pub mod matrix;

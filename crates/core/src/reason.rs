@@ -148,6 +148,13 @@ pub enum Reason {
         /// When that becomes a failure.
         until: Option<Timestamp>,
     },
+    /// Only a reboot brings its driver back: its driver manager could unload only a part of the old one.
+    NeedsReboot {
+        /// What the driver manager says.
+        why: String,
+        /// When that becomes a failure.
+        until: Option<Timestamp>,
+    },
     /// A health system is at the node.
     Quarantined {
         /// What it has done, in a sentence.
@@ -381,8 +388,17 @@ pub enum Limit {
         /// Nodes out now.
         out: usize,
         /// One of those that somebody else took out.
-        foreign: Option<NodeName>,
+        foreign: Option<Foreign>,
     },
+}
+
+/// A node that somebody else took out.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Foreign {
+    /// Which.
+    pub node: NodeName,
+    /// It was its own driver manager, which gives it back when the driver is up.
+    pub by_driver_manager: bool,
 }
 
 impl Reason {
@@ -403,6 +419,7 @@ impl Reason {
             Reason::Skipped { .. } => "skipped",
             Reason::OtherDriver { .. } => "other-driver",
             Reason::NodeNotReady { .. } => "node-not-ready",
+            Reason::NeedsReboot { .. } => "needs-reboot",
             Reason::Quarantined { .. } => "quarantined",
             Reason::BreakerTripped => "breaker-tripped",
             Reason::WaitingForJobs { .. } => "waiting-for-jobs",
@@ -477,6 +494,7 @@ impl Reason {
             | Reason::AtomTooLarge { .. }
             | Reason::ClientsStale { .. }
             | Reason::NodeNotReady { .. }
+            | Reason::NeedsReboot { .. }
             | Reason::Quarantined { .. }
             | Reason::BreakerTripped
             | Reason::BudgetBlocks { .. }
@@ -509,6 +527,7 @@ impl Reason {
         match self {
             Reason::NoDriverPod { until, .. }
             | Reason::NodeNotReady { until }
+            | Reason::NeedsReboot { until, .. }
             | Reason::WaitingForJobs { until, .. }
             | Reason::PodsLeaving { until, .. }
             | Reason::PodStuck { until, .. }

@@ -201,6 +201,14 @@ pub enum Cause {
         #[serde(default, skip_serializing_if = "String::is_empty")]
         log: String,
     },
+    /// Only a reboot brings the driver back, and there was none in time.
+    NeedsReboot {
+        /// What the driver manager says.
+        #[serde(flatten)]
+        found: Finding,
+        /// The limit.
+        seconds: i64,
+    },
     /// Validation did not pass in time.
     NotValidated {
         /// What was missing.
@@ -220,6 +228,7 @@ impl Cause {
             | Cause::DriverNotReady { found, .. }
             | Cause::ClientNotBack { found, .. }
             | Cause::Gate { found, .. }
+            | Cause::NeedsReboot { found, .. }
             | Cause::NotValidated { found, .. } => found,
         }
     }
@@ -249,6 +258,9 @@ impl fmt::Display for Cause {
                 write!(f, "driver client daemonset/{client} not back after {seconds} s: {found}")
             }
             Cause::Gate { gate, found, .. } => write!(f, "gate {gate} {found}"),
+            Cause::NeedsReboot { found, seconds } => {
+                write!(f, "needs a reboot and had none in {seconds} s: {found}")
+            }
             Cause::NotValidated { found, seconds } => write!(f, "not validated after {seconds} s: {found}"),
         }
     }

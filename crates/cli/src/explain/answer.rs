@@ -18,6 +18,8 @@ use crate::status::{ControllerReport, NodeReport, feels, kind_name};
 pub(super) struct Answer {
     pub(super) node: String,
     pub(super) cordoned: bool,
+    /// By its own driver manager.
+    pub(super) cordoned_by_driver_manager: bool,
     pub(super) ready: bool,
     pub(super) controller: ControllerReport,
     /// One answer for each driver that is looked after on the node.
@@ -114,6 +116,7 @@ impl Answer {
         Ok(Self {
             node: node.to_string(),
             cordoned: facts.is_some_and(|node| node.unschedulable),
+            cordoned_by_driver_manager: facts.is_some_and(Node::is_cordoned_by_driver_manager),
             ready: facts.is_some_and(|node| node.ready),
             controller: ControllerReport::of(reading.leader, reading.snapshot.now),
             drivers: about.iter().map(DriverAnswer::of).collect(),

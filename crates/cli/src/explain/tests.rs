@@ -135,6 +135,7 @@ fn two_drivers_have_a_block_each() {
     let answer = Answer {
         node: "gpu-17".to_owned(),
         cordoned: false,
+        cordoned_by_driver_manager: false,
         ready: true,
         controller,
         drivers: vec![driver("gpu"), ofed],

@@ -6,10 +6,9 @@ use jiff::Timestamp;
 use pitcrew_controller::Leader;
 use pitcrew_core::api::{MatrixStatus, StageStatus};
 use pitcrew_core::contract::State;
-use pitcrew_core::names::NodeName;
 use pitcrew_core::plan::{PoolPlan, PoolStatus, Verdict, newest_rollout};
 use pitcrew_core::policy::{Pool, Source};
-use pitcrew_core::reason::{Kind, Limit, Reason};
+use pitcrew_core::reason::{self, Kind, Limit, Reason};
 use pitcrew_core::snapshot::Snapshot;
 use pitcrew_core::version::DriverVersion;
 use serde::Serialize;
@@ -148,6 +147,8 @@ pub(crate) struct Foreign {
     pub(crate) node: String,
     pub(crate) cordoned: bool,
     pub(crate) ready: bool,
+    /// Its own driver manager has cordoned it.
+    pub(crate) by_driver_manager: bool,
 }
 
 /// One node.
@@ -358,11 +359,13 @@ fn limits(plan: &PoolPlan, counts: Counts) -> Limits {
     }
 }
 
-fn foreign(snapshot: &Snapshot, node: &NodeName) -> Foreign {
+fn foreign(snapshot: &Snapshot, out: &reason::Foreign) -> Foreign {
+    let reason::Foreign { node, by_driver_manager } = out;
     let facts = snapshot.nodes.get(node);
     Foreign {
         node: node.to_string(),
         cordoned: facts.is_some_and(|node| node.unschedulable),
         ready: facts.is_some_and(|node| node.ready),
+        by_driver_manager: *by_driver_manager,
     }
 }

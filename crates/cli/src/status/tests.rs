@@ -141,7 +141,8 @@ fn in_trouble() -> PoolReport {
             "daemonset/gpu-operator/d has a new template that its controller has not taken up yet",
         ),
     ];
-    let foreign = Foreign { node: "gpu-02".to_owned(), cordoned: true, ready: true };
+    let foreign =
+        Foreign { node: "gpu-02".to_owned(), cordoned: true, ready: true, by_driver_manager: false };
     PoolReport { foreign: vec![foreign], ..pool(Phase::Running, nodes) }
 }
 

@@ -269,13 +269,14 @@ fn limits(limits: &Limits) -> String {
 fn foreign(foreign: &[Foreign], pen: &Pen) -> String {
     let mut text = String::new();
     let lead = format!("  {} ", pen.style.glyph(Kind::Blocked));
-    for Foreign { node, cordoned, ready } in foreign.iter().take(ROWS_MAX) {
+    for Foreign { node, cordoned, ready, by_driver_manager } in foreign.iter().take(ROWS_MAX) {
         let what = match (cordoned, ready) {
             (true, true) => "cordoned",
             (true, false) => "cordoned and not Ready",
             _ => "not Ready",
         };
-        let sentence = format!("{node} is {what}, not by pitcrew; it counts against maxUnavailable");
+        let who = if *by_driver_manager { " by its driver manager" } else { ", not by pitcrew" };
+        let sentence = format!("{node} is {what}{who}; it counts against maxUnavailable");
         text += &pen.style.fold(&lead, &sentence, INDENT + 2);
     }
     text + &more(foreign.len(), pen)

@@ -9,7 +9,10 @@ use super::pool::View;
 use super::walk::{Decision, revision_pending};
 use super::{clients, gates, health};
 use crate::action::{Action, NodePatch};
-use crate::contract::{KEEP_CORDONED_LABEL, RELEASED_ANNOTATION, SCALE_DOWN_HOLDS, State, VISIT_ANNOTATION};
+use crate::contract::{
+    AGENT_CORDON_ANNOTATION, KEEP_CORDONED_LABEL, NEEDS_REBOOT_ANNOTATION, RELEASED_ANNOTATION,
+    SCALE_DOWN_HOLDS, State, VISIT_ANNOTATION,
+};
 use crate::health::cordoned_by_nvsentinel;
 use crate::matrix::Unlisted;
 use crate::reason::Reason;
@@ -90,6 +93,8 @@ fn take(node: &Node, held: Option<&Holds>, patch: &mut NodePatch) -> Holds {
         patch.unschedulable = Some(true);
         holds.cordon = true;
     }
+    // The driver manager's own `finish` leaves a node on a visit alone: whoever ends the visit lifts that cordon too.
+    holds.cordon |= node.is_cordoned_by_driver_manager();
     for (key, value) in SCALE_DOWN_HOLDS {
         let before = node.annotations.get(key);
         if before.map(String::as_str) == Some(value) {
@@ -105,8 +110,14 @@ fn take(node: &Node, held: Option<&Holds>, patch: &mut NodePatch) -> Holds {
 fn put_back(node: &Node, holds: &Holds, patch: &mut NodePatch) {
     let kept = node.labels().get(KEEP_CORDONED_LABEL).is_some_and(|v| v == "true");
     // A cordon that NVSentinel has made its own is not ours to lift any more.
-    let ours = holds.cordon && !kept && !cordoned_by_nvsentinel(node);
+    let adopted = node.visit.is_some() && node.is_cordoned_by_driver_manager();
+    let ours = (holds.cordon || adopted) && !kept && !cordoned_by_nvsentinel(node);
     patch.unschedulable = (ours && node.unschedulable).then_some(false);
+    // What is said of a cordon that is gone, or of an earlier boot, would be taken for news the next time.
+    let said = [(AGENT_CORDON_ANNOTATION, ours), (NEEDS_REBOOT_ANNOTATION, node.needs_reboot().is_none())];
+    for (key, _) in said.into_iter().filter(|(key, over)| *over && node.annotations.contains_key(*key)) {
+        patch.annotations.set(key, None);
+    }
     for (key, value) in SCALE_DOWN_HOLDS {
         if let Some(before) = holds.annotations.get(key)
             && node.annotations.get(key).map(String::as_str) == Some(value)

@@ -11,7 +11,7 @@ use super::stages::Room;
 use super::waves::{self, Cost, Job, Ties, Unit};
 use crate::names::NodeName;
 use crate::policy::{Amount, Policy};
-use crate::reason::{Limit, Narrow, Reason};
+use crate::reason::{Foreign, Limit, Narrow, Reason};
 
 /// The slots of one pool in one pass.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +23,7 @@ pub struct Ledger {
     /// Nodes out of service, by whatever cause.
     pub out: usize,
     /// Nodes that somebody else took out.
-    pub foreign: Vec<NodeName>,
+    pub foreign: Vec<Foreign>,
     /// `maxParallelUpgrades`; `None` if it sets no limit.
     pub max_parallel: Option<u32>,
     /// `maxUnavailable`, as written.
@@ -83,14 +83,12 @@ impl Ledger {
     }
 
     /// Enters one node of the pool. All are in before the first slot is granted.
-    pub(super) fn count(&mut self, node: &NodeName, moving: bool, out: bool, foreign: bool) {
+    pub(super) fn count(&mut self, moving: bool, out: bool, foreign: Option<Foreign>) {
         self.total += 1;
         self.max_out = self.max_unavailable.map_or(self.max_out, |amount| amount.of(self.total));
         self.moving += usize::from(moving);
         self.out += usize::from(out);
-        if foreign {
-            self.foreign.push(node.clone());
-        }
+        self.foreign.extend(foreign);
     }
 
     /// A node that has come up with the new driver by itself is taken out, whatever slots there are; but never a whole fleet

@@ -29,7 +29,7 @@ pub(super) struct Member<'a> {
     pub(super) target: Option<&'a RevisionHash>,
     pub(super) sync: Freshness,
     pub(super) standing: Standing<'a>,
-    /// The driver pod runs and says that it is ready.
+    /// The driver pod runs and says that it is ready, and nobody says that only a reboot helps.
     pub(super) driver_ready: bool,
     /// A person asks for an upgrade although the driver is up to date.
     pub(super) requested: bool,
@@ -300,7 +300,8 @@ fn member<'a>(
         target,
         sync,
         standing,
-        driver_ready: pod.is_some_and(|pod| pod.ready && pod.deleting.is_none()),
+        driver_ready: pod.is_some_and(|pod| pod.ready && pod.deleting.is_none())
+            && node.needs_reboot().is_none(),
         requested,
         waits_for_load,
         asked_for: requested || waits_for_load,

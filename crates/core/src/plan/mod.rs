@@ -16,6 +16,7 @@
 //!  leaving.rs       … work leaves the node
 //!  removal.rs       … which pods, and whether they may
 //!  restart.rs       … replacing its driver pod
+//!  reboot.rs        … or waiting for a reboot, where that alone helps
 //!  clients.rs       … bringing the driver's clients back
 //!  offers.rs        … and what they offer
 //!  steady.rs        … and outside of visits
@@ -45,6 +46,7 @@ mod patch;
 mod pool;
 mod proofs;
 mod queries;
+mod reboot;
 mod refresh;
 mod removal;
 mod restart;

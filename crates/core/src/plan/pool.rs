@@ -22,7 +22,7 @@ use crate::gate::is_gate_pod;
 use crate::matrix::Unlisted;
 use crate::names::{DriverName, NodeName, RevisionHash, Uid};
 use crate::policy::{Policy, Pool, Source};
-use crate::reason::Reason;
+use crate::reason::{Foreign, Reason};
 use crate::snapshot::{DaemonSet, Node, Pod, Rollout, Setback, SetbackKind, Snapshot, TemplateRevision};
 use crate::windows::{Opening, expected};
 
@@ -462,7 +462,11 @@ fn muster<'a>(
         let moving = walking || mended || unsure;
         let out = member.node.is_out() || moving || walk::has_lost_its_cordon(&member);
         // Of those out, the ones on a visit are ours; all others were taken out by somebody else.
-        ledger.count(member.name, moving, out, out && !moving && member.walk().is_none());
+        let foreign = (out && !moving && member.walk().is_none()).then(|| Foreign {
+            node: member.name.clone(),
+            by_driver_manager: member.node.is_cordoned_by_driver_manager(),
+        });
+        ledger.count(moving, out, foreign);
         ties.count(policy, &member, moving, out);
         ledger.failed += usize::from(member.state() == State::UpgradeFailed);
         let claimed = claims.get(&(&view.pool.driver, member.name));

@@ -2,12 +2,12 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::gates;
 use super::members::{Freshness, Member, Standing};
 use super::patch::{base_patch, go, record_patch, rewrite, warning};
 use super::pool::View;
 use super::removal::pod_ref;
 use super::walk::{self, Decision, deadline, fail, ran_out};
+use super::{gates, reboot};
 use crate::action::{Action, Changes, NodePatch, RestartDriver, Users};
 use crate::contract::State;
 use crate::reason::Reason;
@@ -56,6 +56,9 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
     let left_alone = member.spared().is_some() && !member.driver_ready;
     if matches!(sync, Freshness::Outdated | Freshness::Orphaned) || retried || left_alone {
         return restart(view, member, walk, pod, until);
+    }
+    if let Some(decision) = reboot::wait(view, member, walk, view.policy.limits.driver_ready) {
+        return decision;
     }
     if ran_out(view, until) {
         return failed(Finding::about(&pod.name, format!("pod {}: {}", pod.name, says(pod))));

@@ -9,7 +9,7 @@ use super::members::{Member, Standing, label_state};
 use super::pool::View;
 use super::removal;
 use super::walk::revision_pending;
-use super::{health, leaving};
+use super::{health, leaving, reboot};
 use crate::api::TimeoutAction;
 use crate::contract::{RELEASED_ANNOTATION, State};
 use crate::names::{DriverName, ObjectName};
@@ -51,6 +51,9 @@ pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reas
     }
     if !member.node.ready {
         return Err(Reason::NodeNotReady { until: None });
+    }
+    if let Some(reason) = reboot::refuses(member) {
+        return Err(reason);
     }
     if let Some(reason) = health::refuses(view, member) {
         return Err(reason);

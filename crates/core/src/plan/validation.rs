@@ -5,7 +5,7 @@ use super::patch::go;
 use super::pool::View;
 use super::removal::pod_ref;
 use super::walk::{Decision, deadline, fail, ran_out};
-use super::{clients, gates};
+use super::{clients, gates, reboot};
 use crate::action::{Action, DeleteWhy};
 use crate::contract::State;
 use crate::reason::Reason;
@@ -19,6 +19,9 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, (visit, walk): (&Visit,
         // A newer version came, or the driver starts once more, after a reboot perhaps.
         let back = State::PodRestartRequired;
         return go(view, member, back, Some(walk.enter(back, view.snapshot.now)));
+    }
+    if let Some(decision) = reboot::wait(view, member, walk, limit) {
+        return decision;
     }
     // A validator that looks while the clients are away finds nothing.
     let ready = member.node.ready && member.driver_ready && member.sync == Freshness::InSync;

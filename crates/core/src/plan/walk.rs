@@ -12,7 +12,7 @@ use super::patch::{base_patch, go, record_patch, rewrite};
 use super::pool::View;
 use super::removal::BudgetBook;
 use super::start::other_driver;
-use super::{PoolStatus, bake, gates, health, leaving, restart, steady, validation};
+use super::{PoolStatus, bake, gates, health, leaving, reboot, restart, steady, validation};
 use crate::action::{Action, Changes, NodePatch};
 use crate::contract::State;
 use crate::matrix::Unlisted;
@@ -214,6 +214,9 @@ fn compare(view: &View<'_>, member: &Member<'_>, state: State) -> Decision {
             let left = || steady::in_service(view, member).filter(|_| member.announced);
             bake::note_boot(view, member).or_else(left).unwrap_or_else(|| announce_ourselves(view, member))
         }
+        Freshness::InSync | Freshness::Orphaned if let Some(reason) = reboot::refuses(member) => {
+            Decision::stay(reason)
+        }
         Freshness::InSync | Freshness::Orphaned => {
             let pod = member.pod.map(|pod| (pod.name.clone(), restart::says(pod)));
             pod.map_or_else(
@@ -356,21 +359,22 @@ fn retry(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
     go(view, member, State::UpgradeRequired, Some(walk.retry(view.snapshot.now, target)))
 }
 
-/// `upgrade-failed`: sticky. Only a new version or a person's new driver pod moves it; the label does so elsewhere.
+/// `upgrade-failed`: sticky. Only a new version, a person's new driver pod or a reboot that it needed moves it; the label does
+/// so elsewhere.
 fn failed(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
     let now = view.snapshot.now;
     if member.target.is_some_and(|target| *target != walk.target) {
         return retry(view, member, walk);
     }
     let Some(failure) = &walk.failure else { return Decision::stay(Reason::FailedWithoutRecord) };
-    let replaced = is_replaced(member, failure);
-    if replaced && member.sync == Freshness::InSync && member.driver_ready {
+    let cared_for = is_cared_for(member, failure);
+    if cared_for && member.sync == Freshness::InSync && member.driver_ready {
         let next = State::ValidationRequired;
         return go(view, member, next, Some(walk.enter(next, now)));
     }
     let reason = Reason::Failed { cause: failure.cause.clone() };
-    // Whoever replaces the driver pod of an empty node by hand must not wait for us.
-    if replaced
+    // Whoever replaces the driver pod of an empty node by hand, or boots it, must not wait for us.
+    if cared_for
         && member.waits_for_load
         && member.sync == Freshness::InSync
         && view.users(member).next().is_none()
@@ -381,15 +385,17 @@ fn failed(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
     Decision::stay(reason)
 }
 
-fn is_replaced(member: &Member<'_>, failure: &Failure) -> bool {
-    member.pod.is_some_and(|pod| Some(&pod.uid) != failure.pod.as_ref())
+/// Somebody has replaced the driver pod; or the reboot that it needed is over, or needed no more.
+fn is_cared_for(member: &Member<'_>, failure: &Failure) -> bool {
+    let rebooted = matches!(failure.cause, Cause::NeedsReboot { .. }) && member.node.needs_reboot().is_none();
+    rebooted || member.pod.is_some_and(|pod| Some(&pod.uid) != failure.pod.as_ref())
 }
 
 /// A failed node that was mended goes on without having to start: it takes a slot in this pass.
 pub(super) fn is_mended(policy: &Policy, member: &Member<'_>) -> bool {
     let failed = member.walk().filter(|walk| walk.state == State::UpgradeFailed);
     let failure = failed.and_then(|walk| walk.failure.as_ref());
-    failure.is_some_and(|failure| is_replaced(member, failure))
+    failure.is_some_and(|failure| is_cared_for(member, failure))
         && (member.sync, member.driver_ready) == (Freshness::InSync, true)
         && label_state(policy, member.node) == Ok(State::UpgradeFailed)
 }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::about::{About, Thing};
 use super::culprit::culprits;
-use super::{Limit, Motion, Narrow, Reason};
+use super::{Foreign, Limit, Motion, Narrow, Reason};
 use crate::api::StagePhase;
 use crate::contract::{MATRIX_KEY, State, VISIT_ANNOTATION, nvsentinel};
 use crate::matrix::{Place, Unlisted, WhyUnlisted};
@@ -66,6 +66,7 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
             let see = format!("kubectl -n {namespace} get configmap {name} -o yaml");
             vec![to("see the breaker", see), to("see which nodes", which)]
         }
+        Reason::NeedsReboot { .. } => reboot(about),
         Reason::Quarantined { .. } | Reason::NodeNotReady { .. } => {
             let mut all = vec![to("see why", format!("kubectl describe node {node}"))];
             all.extend(leave_out(about));
@@ -135,6 +136,16 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
             vec![remove.but("the walk begins again; lifting the cordon is then up to you")]
         }
     }
+}
+
+/// Half of a driver is loaded: boot the node, or end what holds it.
+fn reboot(about: &About<'_>) -> Vec<Advice> {
+    let node = about.node;
+    let who = to("see what holds the driver", format!("kubectl describe node {node}"));
+    let boot = format!(
+        "kubectl debug node/{node} --profile=sysadmin --image=busybox -- chroot /host systemctl reboot"
+    );
+    vec![to("reboot it", boot).but("everything on the node stops"), who]
 }
 
 fn open_stage(about: &About<'_>, before: StagePhase) -> Vec<Advice> {
@@ -236,9 +247,10 @@ fn wait_less(about: &About<'_>, limit: &Limit) -> Vec<Advice> {
         Limit::MaxUnavailable { limit, foreign, .. } => {
             let cordoned =
                 |name: &&NodeName| about.snapshot.nodes.get(*name).is_some_and(|n| n.unschedulable);
-            if let Some(node) = foreign.as_ref().filter(cordoned) {
+            let theirs = foreign.as_ref().filter(|foreign| !foreign.by_driver_manager);
+            if let Some(node) = theirs.map(|foreign| &foreign.node).filter(cordoned) {
                 all.push(to("bring it back", format!("kubectl uncordon {node}")));
-            } else if let Some(node) = foreign {
+            } else if let Some(Foreign { node, .. }) = foreign {
                 all.push(to("see that node", format!("kubectl describe node {node}")));
             }
             let more = json!({"maxUnavailable": limit.saturating_add(1)});
@@ -388,6 +400,7 @@ fn after_failure(about: &About<'_>, cause: &Cause) -> Vec<Advice> {
     // A pod that is gone has neither log nor description.
     let pod = cause.found().about.as_ref().filter(|pod| about.pod(pod).is_some());
     let mut all = match (cause, pod) {
+        (Cause::NeedsReboot { .. }, _) => reboot(about),
         (_, None) => vec![see_events(about)],
         (Cause::PodsCannotLeave { found }, _) => allow_eviction(about, found),
         (Cause::PodsDidNotLeave { .. }, Some(pod)) => match about.closed_budget(pod) {

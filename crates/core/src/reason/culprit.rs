@@ -34,6 +34,7 @@ pub fn culprits(about: &About<'_>) -> Vec<Thing> {
         | Reason::Skipped { .. }
         | Reason::OtherDriver { .. }
         | Reason::NodeNotReady { .. }
+        | Reason::NeedsReboot { .. }
         | Reason::FailedWithoutRecord
         | Reason::UnknownLabel { .. }
         | Reason::LabelChanged { .. }

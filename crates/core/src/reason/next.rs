@@ -7,6 +7,7 @@ use super::{Kind, Reason, Remedy};
 use crate::api::{OnBlocked, TimeoutAction};
 use crate::contract::State;
 use crate::policy::{Policy, Removal};
+use crate::visit::Cause;
 
 /// Whether a node goes on by itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,6 +37,7 @@ impl Reason {
         match self {
             Reason::DriverNotReady { .. }
             | Reason::NodeNotReady { .. }
+            | Reason::NeedsReboot { .. }
             | Reason::Quarantined { .. }
             | Reason::BreakerTripped
             | Reason::BudgetBlocks { .. }
@@ -92,6 +94,12 @@ pub fn next(about: &About<'_>) -> Option<Next> {
         Reason::Skipped { .. } => "nothing, as long as the label is there".to_owned(),
         Reason::OtherDriver { driver } => format!("starts when driver {driver} is done on this node"),
         Reason::NodeNotReady { until: None } => "starts when the node is Ready and has a slot".to_owned(),
+        Reason::NeedsReboot { until: None, .. } => {
+            "goes on when it was rebooted, or whatever holds the driver has ended; until then it is not given back".to_owned()
+        }
+        Reason::NeedsReboot { until: Some(_), .. } => {
+            "if neither a reboot nor the end of what holds the driver has helped by then, the node fails (upgrade-failed); it goes on when one of them has".to_owned()
+        }
         Reason::Quarantined { .. } => "starts when the health system has released it".to_owned(),
         Reason::BreakerTripped => {
             "starts when the breaker is closed again; pitcrew never closes it".to_owned()
@@ -141,11 +149,13 @@ pub fn next(about: &About<'_>) -> Option<Next> {
             "nothing by itself; what asks this client for the device may fail until it is replaced".to_owned()
         }
         Reason::Paused => "goes on from here when it is resumed; no deadline runs until then".to_owned(),
-        Reason::Failed { .. } => {
+        Reason::Failed { cause } => {
             let held = about.snapshot.nodes.get(about.node).is_some_and(|node| node.health_hold.is_some());
             let kept = if held { ", and kept from NVSentinel," } else { "" };
+            let rebooted = matches!(cause, Cause::NeedsReboot { .. });
+            let rebooted = if rebooted { "it was rebooted and its driver is ready, " } else { "" };
             format!(
-                "stays cordoned{kept} until it is retried, its driver pod is replaced, or a new version comes"
+                "stays cordoned{kept} until {rebooted}it is retried, its driver pod is replaced, or a new version comes"
             )
         }
         Reason::FailedWithoutRecord => "stays as it is until it is retried".to_owned(),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Limit, Narrow, Reason};
+use super::{Foreign, Limit, Narrow, Reason};
 use crate::api::StagePhase;
 use crate::contract::nvsentinel;
 use crate::names::{NodeName, ObjectName};
@@ -51,6 +51,7 @@ impl fmt::Display for Reason {
             Reason::Skipped { label } => write!(f, "left out by label {label}=true"),
             Reason::OtherDriver { driver } => write!(f, "driver {driver} is upgraded on this node first"),
             Reason::NodeNotReady { .. } => f.write_str("node is not Ready, so no driver could start on it"),
+            Reason::NeedsReboot { why, .. } => write!(f, "needs a reboot, says its driver manager: {why}"),
             Reason::Quarantined { what } => f.write_str(what),
             Reason::BreakerTripped => write!(
                 f,
@@ -145,8 +146,9 @@ impl fmt::Display for Limit {
             Limit::MaxUnavailable { limit, out, foreign: None } => {
                 write!(f, "{out} of at most {limit} nodes are out (maxUnavailable)")
             }
-            Limit::MaxUnavailable { limit, out, foreign: Some(node) } => {
-                write!(f, "{out} of at most {limit} nodes are out (maxUnavailable), {node} not by us")
+            Limit::MaxUnavailable { limit, out, foreign: Some(Foreign { node, by_driver_manager }) } => {
+                let who = if *by_driver_manager { "by its driver manager" } else { "not by us" };
+                write!(f, "{out} of at most {limit} nodes are out (maxUnavailable), {node} {who}")
             }
         }
     }

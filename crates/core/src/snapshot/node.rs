@@ -3,7 +3,11 @@
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::contract::{HEALTH_HOLD_ANNOTATION, LAST_VISIT_ANNOTATION, VISIT_ANNOTATION, is_relevant};
+use crate::contract::{
+    AGENT_CORDON_ANNOTATION, HEALTH_HOLD_ANNOTATION, LAST_VISIT_ANNOTATION, NEEDS_REBOOT_ANNOTATION,
+    VISIT_ANNOTATION, is_relevant,
+};
+use crate::driver_manager::NeedsReboot;
 use crate::health::HealthHold;
 use crate::names::{ResourceVersion, Uid};
 use crate::selector::Labels;
@@ -41,8 +45,10 @@ pub struct Node {
     pub visit: Option<Result<Visit, Unreadable>>,
     /// … what is left of the last one, …
     pub last_visit: Option<LastVisit>,
-    /// … and who keeps health systems off it.
+    /// … who keeps health systems off it, …
     pub health_hold: Option<HealthHold>,
+    /// … and what its driver manager says of a reboot, in this boot or an earlier one.
+    reboot: Option<NeedsReboot>,
 }
 
 impl Node {
@@ -58,6 +64,7 @@ impl Node {
             visit: None,
             last_visit: None,
             health_hold: None,
+            reboot: None,
             annotations,
             unschedulable: false,
             ready: true,
@@ -100,7 +107,19 @@ impl Node {
         // One that nobody can read says nothing; it is written anew by the next visit.
         self.last_visit = text(LAST_VISIT_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
         self.health_hold = text(HEALTH_HOLD_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
+        self.reboot = text(NEEDS_REBOOT_ANNOTATION).map(NeedsReboot::read);
     }
+
+    /// Why only a reboot brings its driver back. What was so in an earlier boot is over, whoever forgot to say so.
+    pub fn needs_reboot(&self) -> Option<&NeedsReboot> {
+        self.reboot.as_ref().filter(|record| record.is_of(&self.boot_id))
+    }
+
+    /// The cordon on it is the driver manager's, by its own record.
+    pub fn is_cordoned_by_driver_manager(&self) -> bool {
+        self.unschedulable && self.annotations.contains_key(AGENT_CORDON_ANNOTATION)
+    }
+
     /// How many devices it offers, as far as `counts` says that they are some.
     pub fn devices(&self, counts: impl Fn(&str) -> bool) -> u32 {
         let amounts = self.allocatable.iter().filter(|(name, _)| counts(name)).map(|(_, amount)| *amount);

@@ -1,21 +1,22 @@
 //! Pitcrew's own agents in simulated driver pods: the real programs, on machines in memory.
 //!
-//! The driver manager is the pod's init container: it runs while the kubelet holds the main container back, is told to end
-//! when the pod is deleted, and is started again after a failure, or when its machine has booted, as a kubelet does it.
-//! `finish` runs beside the driver's container.
+//! The driver manager is the pod's first init container, and safe load the second where there is one: they run while the
+//! kubelet holds the main container back, are told to end when the pod is deleted, and are started again after a failure, or
+//! when their machine has booted, as a kubelet does it. `finish` runs beside the driver's container.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
 use pitcrew_agent::Failure;
-use pitcrew_agent::arguments::settings_in;
+use pitcrew_agent::arguments::{safe_load_in, settings_in};
 use pitcrew_agent::clock::Clock;
 use pitcrew_agent::cluster::Cluster;
 use pitcrew_agent::fake::{FakeHost, Machine};
 use pitcrew_agent::finish::finish;
+use pitcrew_agent::safe_load::safe_load;
 use pitcrew_agent::settings::Settings;
 use pitcrew_agent::stop::Stopper;
 use pitcrew_agent::uninstall::{Agent, uninstall};
@@ -27,7 +28,8 @@ use tokio::time::Instant;
 use super::behaviour::Machines;
 use super::cache::Key;
 use super::pod_life::back_off;
-use super::render::MANAGER_CONTAINER;
+use super::render::{MANAGER_CONTAINER, SAFE_LOAD_CONTAINER};
+use super::role::asks_first;
 use super::way::Way;
 
 /// Written when a driver's container is ready; `finish` looks for it.
@@ -36,19 +38,25 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// What the driver is kept busy by while somebody has a device open.
 const OPENED: [&str; 2] = ["nvidia", "nvidia_uvm"];
 
+/// How the agents call themselves to the embedded API.
+pub const AGENT: &str = "node-agent";
+/// What runs in pods has process IDs from here on.
+const FIRST_PID: u32 = 1000;
+
 /// Which program of the agents runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Program {
     Uninstall,
+    SafeLoad,
     Finish,
 }
 
-/// How far a driver pod's driver manager is.
+/// How far a driver pod's init containers are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// It has to run, or does.
+    /// One has to run, or does.
     Due,
-    /// It failed, with this sentence, and waits to be started again.
+    /// One failed, with this sentence, and waits to be started again.
     Failed(String),
     Done,
 }
@@ -73,6 +81,8 @@ impl Drop for Running {
 struct Attempts {
     uid: String,
     boot: u32,
+    /// The init containers that are left.
+    left: VecDeque<Program>,
     runs: Option<Running>,
     progress: Progress,
     failures: u32,
@@ -81,9 +91,12 @@ struct Attempts {
 }
 
 impl Attempts {
-    fn new(uid: String, boot: u32) -> Self {
+    fn new(pod: &Pod, boot: u32) -> Self {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let safe_load = asks_first(pod).then_some(Program::SafeLoad);
+        let left = [Program::Uninstall].into_iter().chain(safe_load).collect();
         let (progress, failures) = (Progress::Due, 0);
-        Self { uid, boot, runs: None, progress, failures, again_at: None, finished: false }
+        Self { uid, boot, left, runs: None, progress, failures, again_at: None, finished: false }
     }
 
     /// Takes up what has come to its end.
@@ -101,9 +114,13 @@ impl Attempts {
             self.failures += 1;
         }
         match (program, failure) {
-            (Some(Program::Uninstall), Some(sentence)) => self.progress = Progress::Failed(sentence),
-            (Some(Program::Uninstall), None) => (self.progress, self.failures) = (Progress::Done, 0),
-            (_, failure) => self.finished = failure.is_none(),
+            (Some(Program::Finish) | None, failure) => self.finished = failure.is_none(),
+            (Some(_), Some(sentence)) => self.progress = Progress::Failed(sentence),
+            (Some(_), None) => {
+                self.left.pop_front();
+                self.progress = if self.left.is_empty() { Progress::Done } else { Progress::Due };
+                self.failures = 0;
+            }
         }
     }
 }
@@ -121,25 +138,28 @@ impl Agents {
         Self { pods: BTreeMap::new(), programs: JoinSet::new(), ended }
     }
 
-    /// How far a pod's driver manager is.
-    pub(super) fn progress(&mut self, key: &Key, uid: &str, boot: u32, now: Instant) -> Progress {
+    /// How far a pod's init containers are.
+    pub(super) fn progress(&mut self, key: &Key, pod: &Pod, boot: u32, now: Instant) -> Progress {
+        let is_same = |known: &Attempts| pod.metadata.uid.as_ref() == Some(&known.uid) && known.boot == boot;
         let attempts = match self.pods.entry(key.clone()) {
-            Entry::Occupied(known) if known.get().uid == uid && known.get().boot == boot => known.into_mut(),
+            Entry::Occupied(known) if is_same(known.get()) => known.into_mut(),
             // What ran in an earlier boot died with it.
-            other => other.insert_entry(Attempts::new(uid.to_owned(), boot)).into_mut(),
+            other => other.insert_entry(Attempts::new(pod, boot)).into_mut(),
         };
         attempts.settle(now);
         attempts.progress.clone()
     }
 
-    /// When a driver manager that failed is started again.
+    /// When a program that failed is started again.
     pub(super) fn again_at(&self, key: &Key, now: Instant) -> Option<Instant> {
         self.pods.get(key)?.again_at.filter(|at| *at > now)
     }
 
-    /// Starts the driver manager of a pod, unless it runs.
-    pub(super) fn uninstall(&mut self, way: &Way, key: &Key, pod: &Pod, place: Place<'_>) {
-        self.start(way, key, pod, place, Program::Uninstall);
+    /// Starts the init container of a pod that is due, unless it runs.
+    pub(super) fn initialize(&mut self, way: &Way, key: &Key, pod: &Pod, place: Place<'_>) {
+        if let Some(due) = self.pods.get(key).and_then(|pod| pod.left.front().copied()) {
+            self.start(way, key, pod, place, due);
+        }
     }
 
     /// Starts `finish`, which runs beside the driver's container from its first moment, unless it runs or has done its work.
@@ -181,8 +201,9 @@ impl Agents {
     pub(super) fn opened(place: Place<'_>, users: &[String]) {
         let own = place.machines.programs.get(place.node).cloned();
         place.host().change(|machine| {
-            machine.processes.clear();
-            for (pid, user) in (1000..).zip(users.iter().chain(&own)) {
+            // Whoever the machine itself has started stays.
+            machine.processes.retain(|(holder, _)| holder.pid < FIRST_PID);
+            for (pid, user) in (FIRST_PID..).zip(users.iter().chain(&own)) {
                 machine.open(pid, user, "/dev/nvidia0", &OPENED);
             }
         });
@@ -206,15 +227,20 @@ impl Agents {
         let (told, whose) = (self.ended.clone(), key.clone());
         let (stopper, stop) = Stopper::new();
         let (ending, end) = oneshot::channel();
-        let cluster = Cluster::new(way.client(), place.node, Clock::starting_at(place.now), stop.clone());
-        let settings = settings_in(&environment(pod));
+        let cluster =
+            Cluster::new(way.client_of(AGENT), place.node, Clock::starting_at(place.now), stop.clone());
+        let settings = settings_in(&environment(pod, MANAGER_CONTAINER));
+        let options =
+            safe_load_in(&arguments(pod, SAFE_LOAD_CONTAINER), &environment(pod, SAFE_LOAD_CONTAINER));
         let work = async move {
-            let agent = |settings: Settings| Agent { host: host.as_ref(), cluster, stop, settings };
             let run = async {
-                match settings {
-                    Ok(settings) if program == Program::Uninstall => uninstall(&agent(settings)).await,
-                    Ok(settings) => finish(&agent(settings), None).await,
-                    Err(failure) => Err(failure),
+                if program == Program::SafeLoad {
+                    return safe_load(host.as_ref(), &cluster, &stop, &options?).await;
+                }
+                let agent = Agent { host: host.as_ref(), cluster, stop, settings: settings? };
+                match program {
+                    Program::Finish => finish(&agent, None).await,
+                    _ => uninstall(&agent).await,
                 }
             };
             let failure = tokio::select! {
@@ -253,13 +279,32 @@ impl Place<'_> {
 }
 
 fn digest(pod: &Pod) -> Option<String> {
-    environment(pod).into_iter().find(|(name, _)| name == CONFIG_DIGEST_ENV).map(|(_, digest)| digest)
+    let mut told = environment(pod, MANAGER_CONTAINER).into_iter();
+    told.find(|(name, _)| name == CONFIG_DIGEST_ENV).map(|(_, digest)| digest)
 }
 
-/// What the driver manager's container is told.
-fn environment(pod: &Pod) -> Vec<(String, String)> {
-    let init = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref()).into_iter().flatten();
-    let manager = init.filter(|container| container.name == MANAGER_CONTAINER);
-    let env = manager.flat_map(|container| container.env.iter().flatten());
-    env.filter_map(|variable| Some((variable.name.clone(), variable.value.clone()?))).collect()
+fn init_container<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
+    pod.spec.as_ref()?.init_containers.as_ref()?.iter().find(|container| container.name == name)
+}
+
+fn arguments(pod: &Pod, container: &str) -> Vec<String> {
+    init_container(pod, container).and_then(|container| container.args.clone()).unwrap_or_default()
+}
+
+/// What an init container is told, with what its kubelet fills in.
+fn environment(pod: &Pod, container: &str) -> Vec<(String, String)> {
+    let filled_in = |variable: &EnvVar| {
+        let field = variable.value_from.as_ref()?.field_ref.as_ref()?;
+        match field.field_path.as_str() {
+            "spec.nodeName" => pod.spec.as_ref()?.node_name.clone(),
+            "metadata.uid" => pod.metadata.uid.clone(),
+            _ => None,
+        }
+    };
+    let env = init_container(pod, container).into_iter().flat_map(|container| container.env.iter().flatten());
+    env.filter_map(|variable| {
+        let value = variable.value.clone().or_else(|| filled_in(variable))?;
+        Some((variable.name.clone(), value))
+    })
+    .collect()
 }

@@ -212,7 +212,7 @@ impl Kubelets {
         });
     }
 
-    /// Lets our own driver manager work while it holds a driver pod back, and `finish` afterwards; the driver is loaded when
+    /// Lets our own init containers work while they hold a driver pod back, and `finish` afterwards; the driver is loaded when
     /// its container is ready.
     fn run_agents(&mut self, key: &Key, pod: &Pod, node: &str, held: bool) {
         let up = self.lives.get(key).is_some_and(|life| life.ready);
@@ -223,7 +223,7 @@ impl Kubelets {
                 Agents::driver_is_down(under);
             }
             if held {
-                agents.uninstall(way, key, pod, under);
+                agents.initialize(way, key, pod, under);
             } else {
                 agents.finish(way, key, pod, under);
             }
@@ -258,6 +258,7 @@ impl Kubelets {
         }
         let machine = Machine { driver: driver.as_deref(), run: run.as_ref(), boot, driver_restarts };
         let begin = || Life::of(pod, time.clone(), machine);
+        let asks_itself = self.behaviour.borrow().agents.is_some();
         let life = self.lives.entry(key.clone()).or_insert_with(begin);
         let before = life.incarnation();
         life.live_in(boot);
@@ -266,7 +267,10 @@ impl Kubelets {
         }
         if let Some(obstacle) = obstacle.as_ref().filter(|_| !life.is_past_init()) {
             course = obstacle.course(&course);
-        } else if asks_first(pod) && !life.may_load(node.annotations().contains_key(&self.safe_load)) {
+        } else if !asks_itself
+            && asks_first(pod)
+            && !life.may_load(node.annotations().contains_key(&self.safe_load))
+        {
             course = Course::Ask { start: course.start() };
         }
         let deadline = deadline(pod, life).map(|seconds| self.clock.instant(&life.since) + seconds);

@@ -63,6 +63,7 @@ use kube::Client;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+pub use agents::AGENT;
 pub use behaviour::{
     Behaviour, BehaviourHandle, ClientFault, DriverFault, Fault, GateOutcome, GateRule, Hosts, JobRule,
     Machines, Nodes, Timing,
@@ -79,6 +80,7 @@ pub use operator::{
     VALIDATOR_APP,
 };
 pub(crate) use operator::{cluster_policy_kind, nvidia_driver_kind};
+pub use render::SAFE_LOAD_CONFIG;
 pub(crate) use sentinel::{quarantined_by_us, released};
 pub(crate) use way::Way;
 

@@ -34,7 +34,7 @@ pub(super) enum Obstacle {
     NoDriver,
     /// The driver-manager waits for the operands of the node to leave.
     Operands(Vec<Arc<Pod>>),
-    /// Our own driver manager is at work, or has failed.
+    /// One of our own agents is at work, or has failed.
     Agent(Option<String>),
     /// Claims cannot be prepared.
     Claims(&'static str),
@@ -127,8 +127,8 @@ impl Kubelets {
         match role(pod) {
             Role::Client => run.is_none().then_some(Obstacle::NoDriver),
             Role::Driver if self.behaviour.borrow().agents.is_some() => {
-                let (uid, boot) = (pod.metadata.uid.clone().unwrap_or_default(), self.boot(&node.name_any()));
-                match self.agents.progress(key, &uid, boot, Instant::now()) {
+                let boot = self.boot(&node.name_any());
+                match self.agents.progress(key, pod, boot, Instant::now()) {
                     Progress::Due => Some(Obstacle::Agent(None)),
                     Progress::Failed(sentence) => Some(Obstacle::Agent(Some(sentence))),
                     Progress::Done => None,

@@ -24,6 +24,8 @@ pub(super) const VALIDATOR_IMAGE: &str = "nvcr.io/nvidia/cloud-native/gpu-operat
 pub(super) const MANAGER_CONTAINER: &str = "k8s-driver-manager";
 /// The init container that waits for a safe moment to load the driver.
 pub(super) const SAFE_LOAD_CONTAINER: &str = "network-operator-init-container";
+/// The ConfigMap that tells it by which annotation to ask.
+pub const SAFE_LOAD_CONFIG: &str = "ofed-init-container-config";
 
 /// What a ClusterPolicy asks for, on nodes with these kernels.
 pub(super) fn of_cluster_policy(policy: &DynamicObject, kernels: &BTreeSet<String>) -> Vec<DaemonSet> {
@@ -102,7 +104,16 @@ fn driver_set(
     let mut init =
         vec![json!({"name": MANAGER_CONTAINER, "image": MANAGER_IMAGE, "env": with(manager_env, &digest)})];
     if driver["safeLoad"] == true {
-        init.push(json!({"name": SAFE_LOAD_CONTAINER, "image": SAFE_LOAD_IMAGE}));
+        let field = |path: &str| json!({"fieldRef": {"fieldPath": path}});
+        init.push(json!({
+            "name": SAFE_LOAD_CONTAINER,
+            "image": SAFE_LOAD_IMAGE,
+            "args": [format!("--configmap-namespace={NAMESPACE}"), format!("--configmap-name={SAFE_LOAD_CONFIG}")],
+            "env": [
+                {"name": "NODE_NAME", "valueFrom": field("spec.nodeName")},
+                {"name": "POD_UID", "valueFrom": field("metadata.uid")},
+            ],
+        }));
     }
     let pod = json!({
         "serviceAccountName": "nvidia-driver",

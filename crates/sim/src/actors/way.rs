@@ -71,6 +71,14 @@ impl Way {
         }
     }
 
+    /// A client for a program that is somebody else there, where it can be told apart: in the embedded cluster.
+    pub(super) fn client_of(&self, user: &str) -> Client {
+        match self {
+            Self::Wire(client) => client.clone(),
+            Self::Inside(inside) => inside.client_as(user),
+        }
+    }
+
     /// What is there of a kind and what becomes of it.
     pub(super) fn watch<K>(&self, kind: &K::DynamicType, part: Part<'_>) -> Events<K>
     where

@@ -64,6 +64,11 @@ impl Inside {
         self.server.client_as(&self.user)
     }
 
+    /// Another user, over the wire.
+    pub(crate) fn client_as(&self, user: &str) -> kube::Client {
+        self.server.client_as(user)
+    }
+
     /// Creates, updates or patches an object.
     pub(crate) async fn write<K: Typed>(
         &self,

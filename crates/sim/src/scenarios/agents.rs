@@ -6,17 +6,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams};
 use pitcrew_agent::fake::FakeHost;
-use pitcrew_core::contract::{AGENT_CORDON_ANNOTATION, DEFAULT_LABEL_DOMAIN, Keys, State};
+use pitcrew_core::contract::{
+    AGENT_CORDON_ANNOTATION, DEFAULT_LABEL_DOMAIN, Keys, NEEDS_REBOOT_ANNOTATION, State,
+};
 use serde_json::{Value, json};
 
-use super::{NEW, OLD, STATE_LABEL, fleet, in_service, scenario, whole_walks};
-use crate::actors::{Behaviour, DraIdentity, Fault, Machines, NAMESPACE, Nodes};
+use super::{NEW, NEWER, OLD, STATE_LABEL, fleet, in_service, scenario, whole_walks};
+use crate::actors::{Behaviour, DraIdentity, Fault, Machines, NAMESPACE, Nodes, SAFE_LOAD_CONFIG};
 use crate::fleet::{Fleet, Workload};
 use crate::scenario::{Broken, Outcome, Scenario, Script, Stage, must};
 
@@ -52,6 +54,16 @@ pub(super) fn all() -> Vec<Scenario> {
         on(Machines::default(), "a-missing-image-leaves-the-node-out", alone(&json!({})), |s| {
             without_image(s).boxed()
         }),
+        on(Machines::default(), "half-a-driver-keeps-its-node-out-until-it-is-booted", managed(), |s| {
+            half_unloaded(s).boxed()
+        }),
+        on(
+            Machines::default(),
+            "the-controller-takes-over-our-driver-managers-cordon",
+            alone(&json!({})),
+            |s| cordon_is_taken_over(s).boxed(),
+        ),
+        on(Machines::default(), "our-safe-load-under-our-controller", managed(), |s| loads_safely(s).boxed()),
     ]
 }
 
@@ -101,6 +113,8 @@ async fn left_nothing(stage: &Stage) -> Outcome {
     must(paused.is_empty(), || format!("paused are {paused:?}"))?;
     for node in nodes {
         let record = node.annotations().get(AGENT_CORDON_ANNOTATION);
+        must(record.is_none(), || format!("{}: left is {record:?}", node.name_any()))?;
+        let record = node.annotations().get(NEEDS_REBOOT_ANNOTATION);
         must(record.is_none(), || format!("{}: left is {record:?}", node.name_any()))?;
     }
     in_service(stage)
@@ -282,8 +296,8 @@ async fn reboots_with_claims(stage: &mut Stage) -> Outcome {
     left_nothing(stage).await
 }
 
-/// The old driver is gone and the new one does not come: the node must not take work until it does.
-async fn without_image(stage: &mut Stage) -> Outcome {
+/// The old driver of a node is gone and the new one does not come: the node must not take work.
+async fn without_driver(stage: &mut Stage) -> Outcome {
     switch_off(stage).await?;
     let missing = Nodes::Named("gpu-01".to_owned());
     stage.behaviour().change(|behaviour| {
@@ -297,10 +311,96 @@ async fn without_image(stage: &mut Stage) -> Outcome {
     };
     stage.poll("the driver manager has done its part", waits).await?;
     tokio::time::sleep(Duration::from_secs(3)).await;
-    must(stage.scene().cordoned.contains("gpu-01"), || "a node without a driver takes work".to_owned())?;
+    must(stage.scene().cordoned.contains("gpu-01"), || "a node without a driver takes work".to_owned())
+}
+
+/// … until it does.
+async fn without_image(stage: &mut Stage) -> Outcome {
+    without_driver(stage).await?;
     stage.behaviour().change(|behaviour| behaviour.drivers.clear());
     until_versions(stage, &[NEW, OLD]).await?;
     stage.until("the node is given back", |scene| scene.cordoned.is_empty()).await?;
     must(stage.scene().state("gpu-01") == State::Unknown, || "the controller had a hand in it".to_owned())?;
     left_nothing(stage).await
+}
+
+/// Somebody takes hold of the driver in the middle of its removal. The node is not given back, and says what helps.
+async fn half_unloaded(stage: &mut Stage) -> Outcome {
+    host(stage, "gpu-01")?
+        .change(|machine| machine.grabbed = Some(("nvidia_uvm".to_owned(), "nvidia".to_owned())));
+    stage.set_version(NEW).await?;
+    stage.until_reason("gpu-01", "needs a reboot, says its driver manager").await?;
+    // It is tried again and again, and stays so.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let scene = stage.scene();
+    must(scene.cordoned.contains("gpu-01"), || "a node with half a driver takes work".to_owned())?;
+    must(scene.state("gpu-01") == State::PodRestartRequired, || format!("{}", scene.state("gpu-01")))?;
+    let left = host(stage, "gpu-01")?.machine().modules;
+    must(left.contains_key("nvidia") && left.len() < 4, || format!("it is not half a driver: {left:?}"))?;
+    must(!paused(&nodes(stage).await?).is_empty(), || "operands run on half a driver".to_owned())?;
+    stage.reboot("gpu-01", Duration::from_secs(1)).await;
+    stage.until_done().await?;
+    until_versions(stage, &[NEW, NEW]).await?;
+    stage.until_pods_ready(TEAM, 2).await?;
+    left_nothing(stage).await?;
+    whole_walks(stage, &stage.trace())
+}
+
+/// The driver manager has cordoned a node by itself, and its driver does not come. The controller, switched on, brings the
+/// next version, and with it the node back; whoever waits beside the driver leaves that to it.
+async fn cordon_is_taken_over(stage: &mut Stage) -> Outcome {
+    without_driver(stage).await?;
+    let record = |nodes: &[Node]| {
+        nodes.iter().filter(|node| node.annotations().contains_key(AGENT_CORDON_ANNOTATION)).count()
+    };
+    must(record(&nodes(stage).await?) == 1, || "the cordon is not the driver manager's".to_owned())?;
+    stage.set_version(NEWER).await?;
+    stage.set_upgrade_policy(json!({"autoUpgrade": true})).await?;
+    stage.until("it is on a visit", |scene| scene.visited.contains("gpu-01")).await?;
+    stage.until_done().await?;
+    until_versions(stage, &[NEWER, NEWER]).await?;
+    left_nothing(stage).await
+}
+
+/// Driver pods ask for a safe moment: at an upgrade, after a boot, and on a node that joins. Each loads its driver when the
+/// controller has emptied the node, and nobody waits in the end.
+async fn loads_safely(stage: &mut Stage) -> Outcome {
+    let annotation = Keys::new(&"gpu".into(), DEFAULT_LABEL_DOMAIN).safe_load;
+    let config = json!({"safeDriverLoad": {"enable": true, "annotation": annotation}}).to_string();
+    let map = json!({"metadata": {"name": SAFE_LOAD_CONFIG}, "data": {"config.json": config}});
+    stage.create::<ConfigMap>(NAMESPACE, map).await?;
+    let patch = json!({"spec": {"driver": {"version": NEW, "safeLoad": true}}});
+    stage.cluster().patch_cluster_policy(patch).await?;
+    stage.until("the first is on its way", |scene| !scene.visited.is_empty()).await?;
+    stage.until_done().await?;
+    asked_and_got(stage, &["gpu-01", "gpu-02"]).await?;
+    stage.until_pods_ready(TEAM, 2).await?;
+    let before = stage.driver_pod("gpu-01").await?;
+    stage.reboot("gpu-01", Duration::from_secs(1)).await;
+    stage.until("the node is on its way again", |scene| scene.visited.contains("gpu-01")).await?;
+    stage.until_done().await?;
+    let after = stage.driver_pod("gpu-01").await?;
+    must(before == after, || format!("{before} only had to load, but became {after}"))?;
+    stage.join("gpu-03").await?;
+    stage.until("the new node is on its way", |scene| scene.visited.contains("gpu-03")).await?;
+    stage.until_done().await?;
+    until_versions(stage, &[NEW, NEW, NEW]).await?;
+    stage.until_pods_ready(TEAM, 2).await?;
+    asked_and_got(stage, &["gpu-01", "gpu-02", "gpu-03"]).await?;
+    left_nothing(stage).await
+}
+
+/// Safe load has spoken on each of these nodes, and waits on none.
+async fn asked_and_got(stage: &Stage, names: &[&str]) -> Outcome {
+    for name in names {
+        let told = said(stage, name).await?;
+        must(told.iter().any(|line| line.contains("waits until it can be loaded safely")), || {
+            format!("{name}: nobody asked; said was {told:?}")
+        })?;
+    }
+    for node in nodes(stage).await? {
+        let waits = node.annotations().iter().find(|(key, _)| key.contains("safe-load"));
+        must(waits.is_none(), || format!("{}: {waits:?} was left behind", node.name_any()))?;
+    }
+    Ok(())
 }

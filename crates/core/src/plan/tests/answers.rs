@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 
 use super::fixture::*;
 use crate::clients::ClientKind;
-use crate::contract::{HEALTH_HOLD_ANNOTATION, MATRIX_KEY, State, nvsentinel};
+use crate::contract::{
+    AGENT_CORDON_ANNOTATION, HEALTH_HOLD_ANNOTATION, MATRIX_KEY, NEEDS_REBOOT_ANNOTATION, State, nvsentinel,
+};
 use crate::health::{HealthHold, Owner, Shield};
 use crate::matrix::Files;
 use crate::names::{NodeName, ObjectName};
@@ -105,6 +107,11 @@ fn before_a_visit() -> Vec<Case> {
             but(only(node("n")), |f| f.put_client("n", "dcgm", Some(ClientKind::Operand), after(-9000))),
         ),
         ("node not Ready", only(required().not_ready())),
+        ("node needs a reboot", only(required().annotation(NEEDS_REBOOT_ANNOTATION, "half of it is gone"))),
+        (
+            "no slot, cordoned by a driver manager elsewhere",
+            only(required()).with(node("m").cordoned().annotation(AGENT_CORDON_ANNOTATION, "{}")),
+        ),
         (
             "in quarantine",
             but(only(required().label(nvsentinel::STATE_LABEL, "draining")), |f| sentinel(f, false)),
@@ -263,6 +270,17 @@ fn during_a_visit() -> Vec<Case> {
             "no validator",
             but(only(validate()), |f| f.remove_pods("n", |p| p.name.name.contains("validator"))),
         ),
+        (
+            "half a driver",
+            but(only(restart().annotation(NEEDS_REBOOT_ANNOTATION, "half of it is gone")), not_ready),
+        ),
+        (
+            "half a driver for too long",
+            but(only(restart().annotation(NEEDS_REBOOT_ANNOTATION, "half of it is gone")), |f| {
+                not_ready(f);
+                f.play();
+            }),
+        ),
         ("failed", but(only(node("n").at(State::UpgradeFailed)), not_ready)),
         ("failed, a budget still blocks", failed_by_budget()),
         ("failed, kept from NVSentinel", only(kept())),
@@ -355,6 +373,7 @@ fn every_reason_has_an_answer() {
         "skipped",
         "other-driver",
         "node-not-ready",
+        "needs-reboot",
         "quarantined",
         "breaker-tripped",
         "waiting-for-jobs",

@@ -14,6 +14,7 @@
 //! | `coming_back` | restart and validation |
 //! | `clients` | who holds on to a driver that is gone, who is replaced, and when |
 //! | `health` | the hand-shake with NVSentinel |
+//! | `driver_manager` | what the driver manager says on its node |
 //! | `corners` | who uses the device, what can never leave, what is given back, what restarts in place |
 //! | `pools` | whose policy rules, and what freezes a pool |
 //! | `answers` | who is responsible, what is next, what a person can do: for every reason |
@@ -32,6 +33,7 @@ mod answers;
 mod clients;
 mod coming_back;
 mod corners;
+mod driver_manager;
 mod drivers;
 mod fixture;
 mod found;

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::fixture::*;
 use crate::action::{Action, Changes, DeleteWhy, NodePatch, PodRef, RestartDriver, Transition, Users};
 use crate::check::{Promise, violations};
-use crate::contract::{State, VISIT_ANNOTATION};
+use crate::contract::{AGENT_CORDON_ANNOTATION, NEEDS_REBOOT_ANNOTATION, State, VISIT_ANNOTATION};
 use crate::names::ObjectName;
 use crate::plan::{Plan, plan};
 use crate::policy::{Devices, Pattern};
@@ -105,6 +105,12 @@ fn only_our_own_cordon_is_lifted_and_only_after_validation() {
     let foreign = node("n").at(State::UncordonRequired).visit(|visit| visit.holds.cordon = false);
     assert_eq!(broken(&fleet(foreign), vec![uncordon("n")]), bad, "somebody else's cordon");
     assert_eq!(broken(&fleet(node("n").cordoned()), vec![uncordon("n")]), bad, "no visit");
+    let manager = |spec: NodeSpec| spec.annotation(AGENT_CORDON_ANNOTATION, "{}");
+    let adopted = node("n").at(State::UncordonRequired).visit(|visit| visit.holds.cordon = false);
+    assert_eq!(broken(&fleet(manager(adopted)), vec![uncordon("n")]), [], "the driver manager's");
+    assert_eq!(broken(&fleet(manager(node("n").cordoned())), vec![uncordon("n")]), bad, "for finish to lift");
+    let half = node("n").at(State::UncordonRequired).annotation(NEEDS_REBOOT_ANNOTATION, "half");
+    assert_eq!(broken(&fleet(half), vec![uncordon("n")]), bad, "it needs a reboot");
     for state in [State::PodRestartRequired, State::ValidationRequired, State::UpgradeFailed] {
         assert_eq!(broken(&fleet(node("n").at(state)), vec![uncordon("n")]), bad, "{state}");
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use pitcrew_core::api::Refresh;
 use pitcrew_core::contract::{
-    CANARY_LABEL, GATE_LABEL, HEALTH_HOLD_ANNOTATION, KEEP_CORDONED_LABEL, LAST_VISIT_ANNOTATION,
-    SCALE_DOWN_HOLDS, State, VISIT_ANNOTATION, nvsentinel,
+    AGENT_CORDON_ANNOTATION, CANARY_LABEL, GATE_LABEL, HEALTH_HOLD_ANNOTATION, KEEP_CORDONED_LABEL,
+    LAST_VISIT_ANNOTATION, SCALE_DOWN_HOLDS, State, VISIT_ANNOTATION, nvsentinel,
 };
 use pitcrew_core::policy::Amount;
 use pitcrew_core::visit::Visit;
@@ -107,7 +107,9 @@ impl Node {
         // A cordon in place of ours cannot be told from it. On a visit that found the node cordoned there is none of
         // ours, until it is cordoned again: whoever does that keeps it.
         let ours = before.and_then(|before| before.visit.as_ref()).is_some_and(|visit| visit.holds.cordon);
+        // The driver manager's own cordon goes to whoever visits the node.
         let foreign_cordon = cordoned
+            && annotation(AGENT_CORDON_ANNOTATION).is_none()
             && if newly {
                 change.by == By::Others && !ours
             } else {

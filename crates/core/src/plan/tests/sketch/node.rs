@@ -7,7 +7,10 @@ use super::super::fixture::*;
 use super::HALVES;
 use super::pod::{PodSketch, pods};
 use crate::clients::ClientKind;
-use crate::contract::{DRIVER_OWNER_LABEL, HEALTH_HOLD_ANNOTATION, State, nvsentinel};
+use crate::contract::{
+    AGENT_CORDON_ANNOTATION, DRIVER_OWNER_LABEL, HEALTH_HOLD_ANNOTATION, NEEDS_REBOOT_ANNOTATION, State,
+    nvsentinel,
+};
 use crate::health::{HealthHold, OPTED_OUT, Owner, Shield};
 use crate::snapshot::{Object, Pending, SetbackKind};
 
@@ -59,6 +62,8 @@ pub(super) enum HealthSketch {
     CordonedByNvSentinel,
     HeldByVisit,
     HeldByPerson,
+    CordonedByDriverManager,
+    NeedsReboot,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -112,6 +117,8 @@ pub(super) fn nodes() -> impl Strategy<Value = NodeSketch> {
         1 => Just(HealthSketch::CordonedByNvSentinel),
         1 => Just(HealthSketch::HeldByVisit),
         1 => Just(HealthSketch::HeldByPerson),
+        1 => Just(HealthSketch::CordonedByDriverManager),
+        1 => Just(HealthSketch::NeedsReboot),
     ];
     let rarely = || prop::bool::weighted(0.15);
     let mostly = || prop::bool::weighted(0.85);
@@ -284,6 +291,10 @@ impl HealthSketch {
             }
             HealthSketch::HeldByVisit => held(by(Owner::Visit, None)),
             HealthSketch::HeldByPerson => held(by(Owner::Person("ann".into()), Some(after(600)))),
+            HealthSketch::CordonedByDriverManager => {
+                spec.annotation(AGENT_CORDON_ANNOTATION, "{}").cordoned()
+            }
+            HealthSketch::NeedsReboot => spec.annotation(NEEDS_REBOOT_ANNOTATION, "half"),
         }
     }
 }

@@ -1,0 +1,37 @@
+//! A node whose driver only a reboot brings back, as its driver manager says. Its driver counts as not ready, so it is neither
+//! given back nor done; it is not started, and one on its walk waits as long as its driver may take. It goes on by itself.
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::members::Member;
+use super::pool::View;
+use super::walk::{Decision, deadline, fail, ran_out};
+use crate::reason::Reason;
+use crate::visit::{Cause, Finding, Walk};
+
+/// Why nothing is begun with a node: another driver pod would find the same half of a driver.
+pub(super) fn refuses(member: &Member<'_>) -> Option<Reason> {
+    reason(member, None)
+}
+
+/// Waits for the reboot, or for the end of whatever holds the driver, until the time of the node's state is over.
+pub(super) fn wait(
+    view: &View<'_>,
+    member: &Member<'_>,
+    walk: &Walk,
+    limit: SignedDuration,
+) -> Option<Decision> {
+    let until = deadline(view, walk, limit);
+    let reason = reason(member, Some(until))?;
+    if !ran_out(view, until) {
+        return Some(Decision::stay(reason));
+    }
+    let what = member.node.needs_reboot().map(|record| record.why.clone()).unwrap_or_default();
+    let found = Finding { about: member.pod.map(|pod| pod.name.clone()), ..Finding::plain(what) };
+    Some(fail(view, member, walk, Cause::NeedsReboot { found, seconds: limit.as_secs() }))
+}
+
+fn reason(member: &Member<'_>, until: Option<Timestamp>) -> Option<Reason> {
+    let record = member.node.needs_reboot()?;
+    Some(Reason::NeedsReboot { why: record.why.clone(), until })
+}

@@ -1,0 +1,172 @@
+//! What the driver manager says on its node: only a reboot helps, or the cordon is its own.
+
+use serde_json::json;
+
+use super::fixture::*;
+use crate::contract::{
+    AGENT_CORDON_ANNOTATION, KEEP_CORDONED_LABEL, NEEDS_REBOOT_ANNOTATION, State, nvsentinel,
+};
+use crate::reason::{Foreign, Reason};
+
+const RECORD: &str = r#"{"boot":"boot-1","since":"2026-01-01T11:00:00Z","why":"half of it is gone"}"#;
+
+fn needs_reboot(spec: NodeSpec) -> NodeSpec {
+    spec.annotation(NEEDS_REBOOT_ANNOTATION, RECORD)
+}
+
+fn cordoned_by_agent(spec: NodeSpec) -> NodeSpec {
+    spec.cordoned().annotation(AGENT_CORDON_ANNOTATION, r#"{"since":"2026-01-01T11:00:00Z"}"#)
+}
+
+fn annotate(fleet: &mut Fleet, key: &str, value: Option<&str>) {
+    let node = fleet.node_mut("n");
+    match value {
+        Some(value) => drop(node.annotations.insert(key.to_owned(), value.to_owned())),
+        None => drop(node.annotations.remove(key)),
+    }
+    node.read_annotations();
+}
+
+fn has(fleet: &Fleet, key: &str) -> bool {
+    fleet.snapshot.nodes["n"].annotations.contains_key(key)
+}
+
+#[test]
+fn a_node_that_needs_a_reboot_is_not_given_back_and_goes_on_after_it() {
+    for state in [State::PodRestartRequired, State::ValidationRequired, State::UncordonRequired] {
+        // Its driver pod may still look ready.
+        let mut fleet = Fleet::new().with(needs_reboot(node("n").at(state)));
+        fleet.settle();
+        assert_eq!(fleet.why("n"), "needs a reboot, says its driver manager: half of it is gone", "{state}");
+        assert!(fleet.plan().wake_at.is_some(), "{state}: it does not wait for ever");
+        annotate(&mut fleet, NEEDS_REBOOT_ANNOTATION, None);
+        fleet.play();
+        assert_eq!(fleet.verdict("n").state, State::UpgradeDone, "{state}");
+        assert!(!fleet.snapshot.nodes["n"].unschedulable, "{state}");
+    }
+}
+
+#[test]
+fn whoever_boots_a_node_after_its_time_was_over_need_not_tell_anybody() {
+    for state in [State::PodRestartRequired, State::ValidationRequired] {
+        let mut fleet = Fleet::new().with(needs_reboot(node("n").at(state)));
+        fleet.play();
+        assert_eq!(fleet.verdict("n").state, State::UpgradeFailed, "{state}");
+        assert!(fleet.why("n").starts_with("needs a reboot and had none in "), "{}", fleet.why("n"));
+        assert_eq!(fleet.told("-cordon"), [""; 0]);
+        fleet.wait(86_400);
+        assert_eq!(fleet.decisions(), [""; 0], "{state}: it stays failed");
+        // Nobody removes the record: a driver manager that knows nothing of it has come up since.
+        fleet.node_mut("n").boot_id = "boot-2".into();
+        fleet.play();
+        assert_eq!(fleet.verdict("n").state, State::UpgradeDone, "{state}");
+        assert!(!fleet.snapshot.nodes["n"].unschedulable, "{state}");
+        assert!(!has(&fleet, NEEDS_REBOOT_ANNOTATION), "{state}: of an earlier boot");
+    }
+}
+
+#[test]
+fn a_failure_of_another_kind_is_not_mended_by_a_boot() {
+    let mut fleet = Fleet::new().with(node("n").at(State::UpgradeFailed));
+    fleet.node_mut("n").boot_id = "boot-2".into();
+    fleet.play();
+    assert_eq!(fleet.verdict("n").state, State::UpgradeFailed);
+}
+
+#[test]
+fn a_node_that_needs_a_reboot_is_not_started_and_takes_no_slot() {
+    let mut fleet = Fleet::new().with(needs_reboot(node("n").outdated())).with(node("o").outdated());
+    fleet.settle();
+    assert_eq!(fleet.verdict("n").state, State::UpgradeRequired);
+    assert!(matches!(fleet.reason("n"), Reason::NeedsReboot { until: None, .. }), "{}", fleet.why("n"));
+    assert_eq!(fleet.verdict("o").state, State::UpgradeDone);
+    fleet.node_mut("n").boot_id = "boot-2".into();
+    fleet.play();
+    assert_eq!(fleet.verdict("n").state, State::UpgradeDone);
+}
+
+#[test]
+fn a_node_in_service_that_needs_a_reboot_says_so_and_is_left_alone() {
+    let mut fleet = Fleet::new().with(needs_reboot(node("n")));
+    fleet.driver_mut("n").ready = false;
+    fleet.play();
+    assert_eq!(fleet.why("n"), "needs a reboot, says its driver manager: half of it is gone");
+    assert_eq!(fleet.states_of("n"), [""; 0]);
+}
+
+#[test]
+fn a_node_with_half_a_driver_is_not_given_back_when_its_rollout_is_aborted() {
+    let aborted = |spec: NodeSpec| {
+        let mut fleet = Fleet::new().with(spec.outdated().at(State::DrainRequired).pod(pod("train")));
+        fleet.abort_rollouts();
+        fleet.decisions()
+    };
+    assert!(aborted(node("n"))[0].starts_with("n -> upgrade-required -cordon"), "else it is");
+    assert!(!aborted(needs_reboot(node("n"))).iter().any(|line| line.contains("-cordon")));
+}
+
+#[test]
+fn any_words_in_the_annotation_hold_a_node_back() {
+    let wish = node("n").at(State::UncordonRequired).annotation(NEEDS_REBOOT_ANNOTATION, "flashed");
+    let mut fleet = Fleet::new().with(wish);
+    fleet.node_mut("n").boot_id = "boot-7".into();
+    fleet.settle();
+    assert_eq!(fleet.why("n"), "needs a reboot, says its driver manager: flashed");
+    assert!(fleet.snapshot.nodes["n"].unschedulable);
+}
+
+#[test]
+fn a_cordon_of_the_driver_manager_is_taken_over_and_lifted_with_the_visit() {
+    let mut fleet = Fleet::new().with(cordoned_by_agent(node("n").outdated()));
+    fleet.play();
+    assert_eq!(fleet.verdict("n").state, State::UpgradeDone);
+    assert!(!fleet.snapshot.nodes["n"].unschedulable);
+    assert!(!has(&fleet, AGENT_CORDON_ANNOTATION));
+    let end = fleet.told("-> upgrade-done");
+    assert!(end[0].contains("-cordon") && end[0].contains("-driver-manager-cordon"), "in one write: {end:?}");
+}
+
+#[test]
+fn a_cordon_that_the_driver_manager_sets_during_a_visit_is_lifted_with_it_too() {
+    let found = node("n").at(State::ValidationRequired).visit(|visit| visit.holds.cordon = false);
+    let mut fleet = Fleet::new().with(cordoned_by_agent(found.clone()));
+    fleet.play();
+    assert!(!fleet.snapshot.nodes["n"].unschedulable && !has(&fleet, AGENT_CORDON_ANNOTATION));
+    let mut somebodys = Fleet::new().with(found);
+    somebodys.play();
+    assert!(somebodys.snapshot.nodes["n"].unschedulable, "somebody else's stays");
+}
+
+#[test]
+fn whoever_else_keeps_a_node_cordoned_keeps_the_driver_managers_cordon_too() {
+    let keep = |spec: NodeSpec| spec.label(KEEP_CORDONED_LABEL, "true");
+    let mut fleet = Fleet::new().with(keep(cordoned_by_agent(node("n").outdated())));
+    fleet.play();
+    assert_eq!(fleet.verdict("n").state, State::UpgradeDone);
+    assert!(fleet.snapshot.nodes["n"].unschedulable && has(&fleet, AGENT_CORDON_ANNOTATION));
+    let quarantined = |spec: NodeSpec| spec.annotation(nvsentinel::CORDONED_ANNOTATION, "True");
+    let mut fleet =
+        Fleet::new().with(quarantined(cordoned_by_agent(node("n").at(State::UncordonRequired)).cordoned()));
+    fleet.play();
+    assert!(fleet.snapshot.nodes["n"].unschedulable && has(&fleet, AGENT_CORDON_ANNOTATION));
+}
+
+#[test]
+fn outside_of_a_visit_the_cordon_is_for_finish_to_lift() {
+    let mut fleet = Fleet::new().with(cordoned_by_agent(node("n"))).with(node("o").outdated());
+    fleet.set_policy(json!({"maxUnavailable": 1}));
+    fleet.settle();
+    assert_eq!(
+        fleet.why("o"),
+        "next slot; 1 of at most 1 nodes are out (maxUnavailable), n by its driver manager"
+    );
+    assert_eq!(fleet.pool().ledger.foreign, [Foreign { node: "n".into(), by_driver_manager: true }]);
+    assert!(fleet.snapshot.nodes["n"].unschedulable && has(&fleet, AGENT_CORDON_ANNOTATION));
+    // A start that was called off before it had a record is no visit either.
+    let mut fleet =
+        Fleet::new().with(cordoned_by_agent(node("n").outdated().labelled(State::CordonRequired)));
+    fleet.abort_rollouts();
+    fleet.settle();
+    assert_eq!(fleet.verdict("n").state, State::UpgradeRequired);
+    assert!(fleet.snapshot.nodes["n"].unschedulable && has(&fleet, AGENT_CORDON_ANNOTATION));
+}
