@@ -118,10 +118,7 @@ fn faults(seed: u64, wish: &Wish) -> BTreeSet<Fault> {
     let drawn = Fault::ALL.iter().copied().filter(|_| rng.f64() < share);
     let mannered = manner::has_one(seed) && !wish.plain;
     // What is about the way of a version is only in cases in which it has one, and plain ones are what they always were.
-    let fits = |fault: &Fault| match fault {
-        Fault::Intruder => !wish.plain,
-        fault => !fault.needs_a_manner() || mannered,
-    };
+    let fits = |fault: &Fault| (!fault.is_late() || !wish.plain) && (!fault.needs_a_manner() || mannered);
     let drawn = drawn.filter(fits).collect();
     wish.faults.clone().unwrap_or(drawn)
 }
@@ -130,11 +127,14 @@ fn fleet(seed: u64, wish: &Wish, faults: &BTreeSet<Fault>) -> Fleet {
     let mut rng = draw(seed, "fleet");
     let nodes = rng.usize(1..=NODES_MAX).min(rng.usize(1..=NODES_MAX));
     let nodes = wish.nodes.unwrap_or(nodes).max(1);
-    let mut fleet = Fleet::new(nodes).with_driver(FROM).with_workloads(workloads(seed, nodes));
+    let mut workloads = workloads(seed, nodes);
+    workloads.iter_mut().for_each(|workload| workload.stateful = faults.contains(&Fault::SameName));
+    let mut fleet = Fleet::new(nodes).with_driver(FROM).with_workloads(workloads);
     if rng.u8(0..5) == 0 {
         fleet = fleet.without_validators();
     }
-    if rng.u8(0..5) == 0 || faults.contains(&Fault::ClientStuck) {
+    let clients = rng.u8(0..5) == 0;
+    if clients || faults.contains(&Fault::ClientStuck) || faults.contains(&Fault::ClientLost) {
         fleet = fleet.with_clients();
     }
     if rng.u8(0..8) == 0 {

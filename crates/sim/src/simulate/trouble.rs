@@ -11,13 +11,13 @@ use std::time::Duration;
 use fastrand::Rng;
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
-use kube::api::{Patch, PatchParams};
 use kube::Api;
+use kube::api::{Patch, PatchParams};
 use pitcrew_core::contract::{DEFAULT_LABEL_DOMAIN, Keys, nvsentinel};
 use serde_json::json;
 use tokio::time::Instant;
 
-use self::machines::{is_for_good, is_no};
+use self::machines::{is_for_good, is_lost, is_no};
 use self::marks::limits;
 use super::case::{AGAIN, Case, draw};
 use super::controllers::Controllers;
@@ -60,9 +60,14 @@ pub(super) fn draw_all(
     all
 }
 
-/// For how many milliseconds. Another leader takes over after fifteen seconds at the soonest.
+/// For how many milliseconds. Another leader takes over after fifteen seconds at the soonest; and what people have to mend
+/// lasts longer than most deadlines, if the storm does.
 fn lasts(fault: Fault) -> Range<u64> {
-    if fault == Fault::Overlap { 10_000..45_000 } else { 200..20_000 }
+    match fault {
+        Fault::Overlap => 10_000..45_000,
+        Fault::Pending | Fault::Taint | Fault::TwoBudgets | Fault::Unlabel => 200..110_000,
+        _ => 200..20_000,
+    }
 }
 
 /// How often it happens in a storm. What happens to single requests is drawn with them (`weather.rs`).
@@ -80,13 +85,15 @@ fn often(fault: Fault, fleet: &Fleet, rng: &mut Rng) -> usize {
         | Fault::GateNo
         | Fault::Intruder
         | Fault::Alarm
-        | Fault::Silence => 0,
+        | Fault::Silence
+        | Fault::SameName => 0,
         Fault::LabelWipe
         | Fault::Retarget
         | Fault::Abort
         | Fault::Overlap
         | Fault::Remove
-        | Fault::TakeBack => 1,
+        | Fault::TakeBack
+        | Fault::ClientLost => 1,
         Fault::Join | Fault::Replace | Fault::Pause | Fault::PolicyEdit | Fault::ClockJump => rng.usize(1..3),
         _ => rng.usize(1..=2 + fleet.nodes / 4),
     }
@@ -125,12 +132,15 @@ impl Hands<'_> {
             | Fault::CrashLoop
             | Fault::ImageMissing
             | Fault::Hang => return self.break_machine(fault, whom).await,
+            Fault::ClientLost => self.lose_client(whom),
             Fault::Replace | Fault::Remove | Fault::Join => return self.move_machine(fault, whom).await,
+            Fault::Pending => return self.fill(whom).await,
             Fault::StuckPod => self.hold_pod(whom).await?,
             Fault::PodDeleted => self.delete_driver(whom).await?,
             Fault::Latecomer => self.put_latecomer(whom).await?,
             Fault::Scale => self.scale(whom).await?,
             Fault::TightBudget => self.set_budgets(Some(whom)).await?,
+            Fault::TwoBudgets => self.double_budgets(whom).await?,
             Fault::Pause => self.set_options(json!({"autoUpgrade": false})).await?,
             Fault::PolicyEdit => self.set_options(limits(whom)).await?,
             Fault::Retarget => {
@@ -138,9 +148,13 @@ impl Hands<'_> {
                 self.cluster.set_driver_version(version).await?;
             }
             Fault::Abort => self.abort(true).await?,
-            Fault::Cordon | Fault::Uncordon | Fault::Relabel | Fault::Skip | Fault::Quarantine => {
-                return self.mark(fault, whom).await;
-            }
+            Fault::Cordon
+            | Fault::Uncordon
+            | Fault::Relabel
+            | Fault::Skip
+            | Fault::Quarantine
+            | Fault::Unlabel
+            | Fault::Taint => return self.mark(fault, whom).await,
             Fault::LabelWipe => self.wipe().await?,
             Fault::TakeBack => self.take_back().await?,
             Fault::StruckOff => self.strike_off(whom).await?,
@@ -156,7 +170,8 @@ impl Hands<'_> {
             | Fault::GateNo
             | Fault::Intruder
             | Fault::Alarm
-            | Fault::Silence => {}
+            | Fault::Silence
+            | Fault::SameName => {}
         }
         Ok(None)
     }
@@ -179,7 +194,11 @@ impl Hands<'_> {
                 }
             }
             Fault::Unproven => self.behave(|behaviour| behaviour.unproven.clear()),
-            Fault::ClientStuck => self.behave(|behaviour| behaviour.clients.clear()),
+            Fault::ClientStuck => self.behave(|behaviour| behaviour.clients.retain(is_lost)),
+            Fault::Pending => self.make_room().await?,
+            Fault::TwoBudgets => self.single_budgets().await?,
+            Fault::Unlabel => self.label_again().await?,
+            Fault::Taint => self.untaint().await?,
             Fault::GateBlind => self.behave(|behaviour| behaviour.gates.retain(is_no)),
             Fault::StruckOff => self.list_all().await?,
             Fault::CrashLoop | Fault::ImageMissing | Fault::Hang => self.behave(|behaviour| {
@@ -206,7 +225,7 @@ impl Hands<'_> {
         self.behave(|behaviour| {
             behaviour.down.clear();
             behaviour.unproven.clear();
-            behaviour.clients.clear();
+            behaviour.clients.retain(is_lost);
             behaviour.drivers.retain(is_for_good);
             behaviour.gates.retain(is_no);
         });
@@ -214,7 +233,11 @@ impl Hands<'_> {
         self.free_pods().await?;
         self.remove_latecomers().await?;
         self.set_budgets(None).await?;
+        self.single_budgets().await?;
         self.unskip().await?;
+        self.make_room().await?;
+        self.label_again().await?;
+        self.untaint().await?;
         self.set_options(self.case.fleet.upgrade_policy.clone()).await?;
         self.scale_back().await?;
         if self.case.has(Fault::Abort) && !self.case.abort_stays() {

@@ -1,5 +1,6 @@
 //! What people and other programs write on nodes and policies: cordons, labels, quarantines, limits, pauses and aborts.
 
+use k8s_openapi::api::core::v1::Node;
 use kube::api::{ListParams, Patch};
 use kube::{Api, ResourceExt};
 use pitcrew_core::api::{DriverPolicy, Rollout};
@@ -8,7 +9,10 @@ use serde_json::{Value, json};
 
 use super::super::fault::Fault;
 use super::{Hands, chosen, ignore_missing, keys, params};
-use crate::actors::{quarantined_by_us, released};
+use crate::actors::{DEPLOY_DRIVER, quarantined_by_us, released};
+
+/// A taint that no driver tolerates. Nobody else taints nodes here.
+const TAINT: &str = "sim.pitcrew.dev/maintenance";
 
 impl Hands<'_> {
     /// Changes the upgrade options, wherever they are stated.
@@ -43,6 +47,12 @@ impl Hands<'_> {
             Fault::Uncordon => json!({"spec": {"unschedulable": null}}),
             Fault::Skip => json!({"metadata": {"labels": {keys().skip: "true"}}}),
             Fault::Quarantine => quarantined_by_us(node),
+            Fault::Unlabel => json!({"metadata": {"labels": {DEPLOY_DRIVER: null}}}),
+            Fault::Taint => {
+                // Some let what runs there stay.
+                let effect = if whom.is_multiple_of(3) { "NoExecute" } else { "NoSchedule" };
+                json!({"spec": {"taints": [{"key": TAINT, "effect": effect}]}})
+            }
             _ => json!({"metadata": {"labels": {keys().state: some_state(whom)}}}),
         };
         self.patch_node(&node.name_any(), patch).await?;
@@ -55,6 +65,28 @@ impl Hands<'_> {
                 let patch = json!({"metadata": {"labels": {keys().skip: null}}});
                 self.patch_node(&node.name_any(), patch).await?;
             }
+        }
+        Ok(())
+    }
+
+    /// Every node is to have a driver again.
+    pub(super) async fn label_again(&self) -> kube::Result<()> {
+        for node in self.nodes().list(&ListParams::default()).await? {
+            if !node.labels().contains_key(DEPLOY_DRIVER) {
+                let patch = json!({"metadata": {"labels": {DEPLOY_DRIVER: "true"}}});
+                self.patch_node(&node.name_any(), patch).await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn untaint(&self) -> kube::Result<()> {
+        let ours = |node: &Node| {
+            let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+            taints.into_iter().flatten().any(|taint| taint.key == TAINT)
+        };
+        for node in self.nodes().list(&ListParams::default()).await?.items.iter().filter(|node| ours(node)) {
+            self.patch_node(&node.name_any(), json!({"spec": {"taints": null}})).await?;
         }
         Ok(())
     }

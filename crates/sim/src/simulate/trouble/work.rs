@@ -1,7 +1,7 @@
 //! People's work: pods that do not stop or come unasked, replicas that come and go, budgets that allow nothing.
 
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{DeleteParams, ListParams, Patch, PostParams};
 use kube::{Api, ResourceExt};
@@ -9,11 +9,14 @@ use serde_json::{Value, json};
 
 use super::{Hands, chosen, ignore_missing, params};
 use crate::actors::GPU;
+use crate::fleet::Workload;
 
 /// A foreign finalizer: what it is on does not go.
 const STUCK: &str = "sim.pitcrew.dev/stuck";
 /// What pods that nobody scheduled are called.
 const LATECOMER: &str = "late-";
+/// What budgets are called that are one too many.
+const SECOND: &str = "second-";
 
 /// A pod that takes a device of a node without asking the scheduler.
 pub(in super::super) async fn put_on(client: kube::Client, node: &str, called: &str) -> kube::Result<Pod> {
@@ -51,13 +54,8 @@ impl Hands<'_> {
 
     /// On a node that is being upgraded, if there is one.
     pub(super) async fn put_latecomer(&self, whom: u32) -> kube::Result<()> {
-        let mut nodes = self.nodes().list(&ListParams::default()).await?.items;
-        let is_closed = |node: &Node| node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true));
-        if nodes.iter().any(is_closed) {
-            nodes.retain(is_closed);
-        }
-        let Some(node) = chosen(&nodes, whom) else { return Ok(()) };
-        ignore_missing(put_on(self.cluster.admin.clone(), &node.name_any(), &whom.to_string()).await)
+        let Some(node) = self.node_at_work(whom).await? else { return Ok(()) };
+        ignore_missing(put_on(self.cluster.admin.clone(), &node, &whom.to_string()).await)
     }
 
     pub(super) async fn remove_latecomers(&self) -> kube::Result<()> {
@@ -71,17 +69,50 @@ impl Hands<'_> {
 
     pub(super) async fn scale(&self, whom: u32) -> kube::Result<()> {
         let Some(workload) = chosen(&self.case.fleet.workloads, whom) else { return Ok(()) };
-        let api = Api::<Deployment>::namespaced(self.cluster.admin.clone(), &workload.namespace);
-        let replicas = (whom >> 8) % (workload.replicas + 1);
-        let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
-        ignore_missing(api.patch(&workload.name, &params(), &patch).await)
+        self.set_replicas(workload, (whom >> 8) % (workload.replicas + 1)).await
     }
 
     pub(super) async fn scale_back(&self) -> kube::Result<()> {
         for workload in &self.case.fleet.workloads {
-            let api = Api::<Deployment>::namespaced(self.cluster.admin.clone(), &workload.namespace);
-            let patch = Patch::Merge(json!({"spec": {"replicas": workload.replicas}}));
-            ignore_missing(api.patch(&workload.name, &params(), &patch).await)?;
+            self.set_replicas(workload, workload.replicas).await?;
+        }
+        Ok(())
+    }
+
+    async fn set_replicas(&self, workload: &Workload, replicas: u32) -> kube::Result<()> {
+        let (admin, namespace) = (self.cluster.admin.clone(), workload.namespace.as_str());
+        let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+        if workload.stateful {
+            let api = Api::<StatefulSet>::namespaced(admin, namespace);
+            return ignore_missing(api.patch(&workload.name, &params(), &patch).await);
+        }
+        let api = Api::<Deployment>::namespaced(admin, namespace);
+        ignore_missing(api.patch(&workload.name, &params(), &patch).await)
+    }
+
+    fn budgets(&self) -> Api<PodDisruptionBudget> {
+        Api::namespaced(self.cluster.admin.clone(), "team")
+    }
+
+    /// Two people who do not know of each other put the same work under a budget.
+    pub(super) async fn double_budgets(&self, whom: u32) -> kube::Result<()> {
+        let Some(workload) = chosen(&self.case.fleet.workloads, whom) else { return Ok(()) };
+        for person in ["ann", "bob"] {
+            let name = format!("{SECOND}{person}-{}", workload.name);
+            let spec = json!({"maxUnavailable": 1, "selector": {"matchLabels": {"app": workload.name}}});
+            let budget = serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec}));
+            let budget = budget.map_err(kube::Error::SerdeError)?;
+            ignore_missing(self.budgets().create(&PostParams::default(), &budget).await)?;
+        }
+        Ok(())
+    }
+
+    /// They talk to each other.
+    pub(super) async fn single_budgets(&self) -> kube::Result<()> {
+        for budget in self.budgets().list(&ListParams::default()).await? {
+            if budget.name_any().starts_with(SECOND) {
+                ignore_missing(self.budgets().delete(&budget.name_any(), &DeleteParams::default()).await)?;
+            }
         }
         Ok(())
     }
