@@ -116,7 +116,7 @@ pub struct World {
     assigned: Vec<(Timestamp, BTreeMap<String, usize>)>,
     /// What nodes were like lately.
     past: BTreeMap<String, Vec<Seen>>,
-    /// When nodes left lately.
+    /// When nodes left lately, or were not to run the driver any more.
     left: Vec<Timestamp>,
     /// When a pod of this role that is gone was last ready on a node.
     gone_ready: BTreeMap<(String, Role), Timestamp>,
@@ -136,7 +136,9 @@ impl World {
         let key = || (change.namespace.to_owned(), change.name.to_owned());
         match (change.resource, change.after) {
             ("nodes", Some(object)) => {
-                let node = Node::read(object, self.nodes.get(change.name), change);
+                let before = self.nodes.get(change.name);
+                let node = Node::read(object, before, change);
+                self.left.extend(before.filter(|before| before.member && !node.member).map(|_| change.at));
                 self.nodes.insert(change.name.to_owned(), node);
                 self.assign(change.at);
                 self.remember(change.name, change.at);

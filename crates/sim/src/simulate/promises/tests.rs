@@ -410,6 +410,46 @@ fn a_stage_passes_when_its_nodes_are_done_and_were_watched_for_long_enough() {
     }
 }
 
+/// The driver of node a, after so many restarts.
+fn restarted(times: u32) -> Value {
+    let mut driver = pod("a", "driver");
+    driver["spec"]["containers"][0]["image"] = json!("driver:2.0.0-ubuntu22.04");
+    driver["status"]["containerStatuses"] = json!([{"restartCount": times}]);
+    driver
+}
+
+#[test]
+fn a_stage_does_not_pass_if_its_drivers_restarted_more_often_than_they_may() {
+    let booted = |node: &mut Value, boot: &str| node["status"]["nodeInfo"] = json!({"bootID": boot});
+    for (may, times, boots, seconds_before, expected) in [
+        (0, 0, false, 100, &[][..]),
+        (0, 1, false, 100, &["S16"][..]),
+        (1, 1, false, 100, &[][..]),
+        (1, 2, false, 100, &["S16"][..]),
+        (0, 1, true, 100, &[][..]),
+        // That may not be known yet.
+        (0, 1, false, 1, &[][..]),
+    ] {
+        let mut stages = canary_first("5m");
+        stages["stages"][0]["bake"]["maxDriverRestarts"] = json!(may);
+        let mut scene = on_the_way(&stages);
+        let mut node = marked("upgrade-done", "true");
+        booted(&mut node, "one");
+        scene.fold("nodes", "a", &node);
+        // What happened before the bake does not count.
+        scene.fold("pods", "driver-a", &restarted(3));
+        scene.later(600);
+        assert!(scene.we_say(&rollout("Baking", &json!({}))).is_empty());
+        scene.later(300 - seconds_before);
+        booted(&mut node, if boots { "two" } else { "one" });
+        scene.fold("nodes", "a", &node);
+        scene.fold("pods", "driver-a", &restarted(3 + times));
+        scene.later(seconds_before);
+        let broken = scene.we_say(&rollout("Passed", &json!({})));
+        assert_eq!(broken, expected, "{times} of {may}, {seconds_before} s ago, booted: {boots}");
+    }
+}
+
 #[test]
 fn a_stage_that_waits_for_a_person_passes_with_a_word() {
     for (word, expected) in
