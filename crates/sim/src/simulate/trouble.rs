@@ -141,8 +141,8 @@ impl Hands<'_> {
             Fault::Scale => self.scale(whom).await?,
             Fault::TightBudget => self.set_budgets(Some(whom)).await?,
             Fault::TwoBudgets => self.double_budgets(whom).await?,
-            Fault::Pause => self.set_options(json!({"autoUpgrade": false})).await?,
-            Fault::PolicyEdit => self.set_options(limits(whom)).await?,
+            Fault::Pause => self.set_options(&json!({"autoUpgrade": false}), Some(whom)).await?,
+            Fault::PolicyEdit => self.set_options(&limits(whom), Some(whom)).await?,
             Fault::Retarget => {
                 let version = if whom.is_multiple_of(3) { super::case::FROM } else { AGAIN };
                 self.cluster.set_driver_version(version).await?;
@@ -208,7 +208,7 @@ impl Hands<'_> {
             Fault::StuckPod => self.free_pods().await?,
             Fault::Latecomer => self.remove_latecomers().await?,
             Fault::TightBudget => self.set_budgets(None).await?,
-            Fault::Pause => self.set_options(json!({"autoUpgrade": true})).await?,
+            Fault::Pause => self.set_options(&json!({"autoUpgrade": true}), None).await?,
             Fault::Abort if !self.case.abort_stays() => self.abort(false).await?,
             Fault::Skip => self.unskip().await?,
             Fault::Quarantine => self.release(node).await?,
@@ -238,7 +238,7 @@ impl Hands<'_> {
         self.make_room().await?;
         self.label_again().await?;
         self.untaint().await?;
-        self.set_options(self.case.fleet.upgrade_policy.clone()).await?;
+        self.reset_options().await?;
         self.scale_back().await?;
         if self.case.has(Fault::Abort) && !self.case.abort_stays() {
             self.abort(false).await?;

@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::simulate::world::Request;
+use crate::simulate::world::{POOL, Pool, Request};
 
 const NOW: Timestamp = Timestamp::constant(1_767_225_600, 0);
 
@@ -138,6 +138,36 @@ fn a_second_start_is_one_too_many() {
     let mut scene = Scene::new(&one_at_a_time());
     scene.we_patch_node("a", &node_in("cordon-required", false, None));
     assert_eq!(scene.we_patch_node("b", &node_in("cordon-required", false, None)), ["S3"]);
+}
+
+#[test]
+fn what_is_done_in_another_pool_is_not_judged_by_this_ones_policy() {
+    let mut scene = Scene::new(&one_at_a_time());
+    scene.world.pool = Some(Pool { name: "gpu".into(), label: "gpu".into() });
+    let of_pool = |pool: &str, cordoned: bool| {
+        let mut node = node_in("cordon-required", cordoned, None);
+        node["metadata"]["labels"][POOL] = json!(pool);
+        node
+    };
+    let paused = json!({"spec": {"upgradePolicy": {"autoUpgrade": false}}});
+    scene.fold("driverpolicies.pitcrew.dev", "other", &paused);
+    scene.fold("nodes", "c", &of_pool("other", true));
+    scene.fold("pods", "driver-c", &pod("c", "driver"));
+    assert!(
+        scene.we_patch_node("a", &of_pool("gpu", false)).is_empty(),
+        "node c is out, and not of this pool"
+    );
+    assert_eq!(scene.we_patch_node("b", &of_pool("gpu", false)), ["S3"]);
+    for (node, expected) in [("c", None), ("b", Some("S1"))] {
+        let mut gone = pod(node, "driver");
+        gone["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        let (at, name) = (scene.now, format!("driver-{node}"));
+        let (resource, namespace, after) = ("pods", "gpu-operator", Some(&gone));
+        let change = Change { at, by: By::Us, request: None, resource, namespace, name: &name, after };
+        let broken =
+            take_up(&mut scene.world, &change, |_, broken| broken.map(|(promise, _)| promise.code()));
+        assert_eq!(broken, Some(expected), "{node}");
+    }
 }
 
 #[test]

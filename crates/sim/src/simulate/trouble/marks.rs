@@ -15,15 +15,35 @@ use crate::actors::{DEPLOY_DRIVER, quarantined_by_us, released};
 const TAINT: &str = "sim.pitcrew.dev/maintenance";
 
 impl Hands<'_> {
-    /// Changes the upgrade options, wherever they are stated.
-    pub(super) async fn set_options(&self, options: Value) -> kube::Result<()> {
+    /// Changes the upgrade options, wherever they are stated: of one pool, or of all.
+    pub(super) async fn set_options(&self, options: &Value, whom: Option<u32>) -> kube::Result<()> {
         if self.case.policy.is_none() {
             let patch = json!({"spec": {"driver": {"upgradePolicy": options}}});
             return self.cluster.patch_cluster_policy(patch).await;
         }
+        let policies: Vec<&str> = self.case.policies().map(|(name, _)| name).collect();
+        let one = whom.and_then(|whom| chosen(&policies, whom >> 16).copied());
+        for name in policies.iter().filter(|name| one.is_none_or(|one| one == **name)) {
+            self.set_options_of(name, options).await?;
+        }
+        Ok(())
+    }
+
+    async fn set_options_of(&self, policy: &str, options: &Value) -> kube::Result<()> {
         let api = Api::<DriverPolicy>::all(self.cluster.admin.clone());
         let patch = Patch::Merge(json!({"spec": {"upgradePolicy": options}}));
-        ignore_missing(api.patch("gpu", &params(), &patch).await)
+        ignore_missing(api.patch(policy, &params(), &patch).await)
+    }
+
+    /// All options are what they were.
+    pub(super) async fn reset_options(&self) -> kube::Result<()> {
+        if self.case.policy.is_none() {
+            return self.set_options(&self.case.fleet.upgrade_policy, None).await;
+        }
+        for (name, spec) in self.case.policies() {
+            self.set_options_of(name, &spec["upgradePolicy"]).await?;
+        }
+        Ok(())
     }
 
     pub(super) async fn abort(&self, abort: bool) -> kube::Result<()> {
