@@ -284,6 +284,84 @@ const MUTATIONS: &[Mutation] = &[
         from: "if let Some(unlisted) = view.unlisted(member)",
         to: "if let Some(unlisted) = view.unlisted(member).filter(|_| !MUTATED)",
     },
+    Mutation {
+        name: "drivers that restart spoil no bake",
+        file: "crates/core/src/plan/bake.rs",
+        from: "total > bake.max_driver_restarts",
+        to: "false",
+    },
+    Mutation {
+        name: "a stage that failed holds nobody",
+        file: "crates/core/src/plan/stages.rs",
+        from: "self.said.iter().flatten().find(|said| said.phase.is_bad())",
+        to: "None::<&&StageStatus>",
+    },
+    Mutation {
+        name: "failures in a stage are not counted",
+        file: "crates/core/src/plan/stages.rs",
+        from: "count.failed > limit",
+        to: "false",
+    },
+    Mutation {
+        name: "a stage that taught nothing passes",
+        file: "crates/core/src/plan/stages.rs",
+        from: "if let Some(message) = self.knows_nothing(index)",
+        to: "if let Some(message) = self.knows_nothing(index).filter(|_| !MUTATED)",
+    },
+    Mutation {
+        name: "a stage is over before its last node is done",
+        file: "crates/core/src/plan/stages.rs",
+        from: "_ if count.is_complete() =>",
+        to: "_ if MUTATED || count.is_complete() =>",
+    },
+    Mutation {
+        name: "a stage has no limit of its own",
+        file: "crates/core/src/plan/stages.rs",
+        from: "self.max_moving.filter(|limit| moving > *limit)",
+        to: "None",
+    },
+    Mutation {
+        name: "a node that came early is not proven",
+        file: "crates/core/src/plan/pool.rs",
+        from: "stages.early(view, index, member).filter(|_| settled && !claimed)",
+        to: "None",
+    },
+    Mutation {
+        name: "atoms are split",
+        file: "crates/core/src/plan/waves.rs",
+        from: "node.atom.map_or(units.len(), |atom| *known.entry(atom).or_insert(units.len()))",
+        to: "{ let _ = &mut known; units.len() }",
+    },
+    Mutation {
+        name: "a visit starts that outlasts its window",
+        file: "crates/core/src/windows.rs",
+        from: "self.until.duration_since(self.from) >= needs",
+        to: "true",
+    },
+    Mutation {
+        name: "a stage that failed takes no version back",
+        file: "crates/core/src/plan/rollback.rs",
+        from: "stages.iter().find(|stage| stage.phase.is_bad())",
+        to: "None",
+    },
+    Mutation {
+        name: "a person's word to take a version back is not heard",
+        file: "crates/core/src/plan/rollback.rs",
+        from: "if let Some(word) = &rollout.spec.rollback {",
+        to: "if let Some(word) = rollout.spec.rollback.as_ref().filter(|_| !MUTATED) {",
+    },
+    Mutation {
+        name: "a version that was cleared does not start",
+        file: "crates/core/src/plan/rollback.rs",
+        from: "rollout.spec.cleared.is_none() && speaks_of(rollout, wanted)",
+        to: "speaks_of(rollout, wanted)",
+    },
+    Mutation {
+        name: "a pool takes nodes of another",
+        file: "crates/core/src/policy/mod.rs",
+        from: "self.node_selector.iter().all(|(k, v)| labels.get(k) == Some(v))",
+        to: "true",
+    },
 ];
 
 /// Tries all of them.

@@ -9,7 +9,7 @@ mod workload;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -26,7 +26,7 @@ use crate::actors::{
 };
 
 use create::{create, create_all, described, in_parallel};
-use workload::{budget, deployment, usual_workloads};
+use workload::{budget, controller, usual_workloads};
 
 pub use workload::Workload;
 
@@ -242,7 +242,10 @@ impl Fleet {
     }
 
     async fn install_workloads(&self, client: &Client) -> Result<(), Error> {
-        let deployments = described::<Deployment>("Deployment", self.workloads.iter().map(deployment))?;
+        let (stateful, stateless): (Vec<_>, Vec<_>) =
+            self.workloads.iter().partition(|workload| workload.stateful);
+        let deployments = described::<Deployment>("Deployment", stateless.into_iter().map(controller))?;
+        let sets = described::<StatefulSet>("StatefulSet", stateful.into_iter().map(controller))?;
         let budgets = described::<PodDisruptionBudget>(
             "PodDisruptionBudget",
             self.workloads.iter().filter_map(budget),
@@ -263,7 +266,11 @@ impl Fleet {
             creates
                 .map(async |(namespace, deployment)| create("Deployment", &api(namespace), deployment).await),
         )
-        .await
+        .await?;
+        let api = |namespace: String| Api::namespaced(client.clone(), &namespace);
+        let creates = sets.into_iter().map(|set| (set.namespace().unwrap_or_default(), set));
+        in_parallel(creates.map(async |(namespace, set)| create("StatefulSet", &api(namespace), set).await))
+            .await
     }
 
     /// A node of the fleet, as its kubelet would register it.

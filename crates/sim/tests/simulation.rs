@@ -230,6 +230,21 @@ fn what_time_alone_changes_is_told_from_what_is_missing() {
 }
 
 #[test]
+fn fleets_with_two_pools_are_drawn_and_both_are_upgraded() {
+    let wish = Wish { faults: Some([].into()), ..Wish::default() };
+    let two = |seed: &u64| Case::new(*seed, &wish).second.is_some();
+    let seeds: Vec<u64> = (0..100).filter(two).take(3).collect();
+    assert_eq!(seeds.len(), 3, "{seeds:?}");
+    for seed in seeds {
+        let Case { fleet, second, .. } = Case::new(seed, &wish);
+        let of = |pool: &str| fleet.labels.iter().filter(|(.., label)| label == pool).count();
+        assert!(of("gpu") + of("other") >= fleet.nodes, "every node is in a pool");
+        assert_ne!(second.unwrap()["upgradePolicy"], fleet.upgrade_policy, "with limits of its own");
+        keeps_its_promises(seed, &wish);
+    }
+}
+
+#[test]
 fn stages_windows_atoms_and_ways_back_are_drawn() {
     let mut met = std::collections::BTreeSet::new();
     for seed in 0..400 {

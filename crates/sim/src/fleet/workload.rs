@@ -1,4 +1,4 @@
-//! What people run on a fleet: Deployments that want GPUs, some of them under a budget.
+//! What people run on a fleet: Deployments and StatefulSets that want GPUs, some of them under a budget.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 pub struct Workload {
     /// Where.
     pub namespace: String,
-    /// The Deployment's name; the pods have it as label `app`.
+    /// The Deployment's or StatefulSet's name; the pods have it as label `app`.
     pub name: String,
     /// How many pods.
     pub replicas: u32,
@@ -19,6 +19,8 @@ pub struct Workload {
     pub budget: Option<Value>,
     /// Annotations of the pods, such as `sim.pitcrew.dev/stop-seconds`.
     pub annotations: Vec<(String, String)>,
+    /// A StatefulSet: a pod that goes comes back under its own name.
+    pub stateful: bool,
 }
 
 impl Workload {
@@ -32,6 +34,7 @@ impl Workload {
             grace_seconds: 30,
             budget: None,
             annotations: Vec::new(),
+            stateful: false,
         }
     }
 
@@ -68,7 +71,8 @@ pub(super) fn usual_workloads(nodes: usize) -> Vec<Workload> {
     workloads
 }
 
-pub(super) fn deployment(workload: &Workload) -> Value {
+/// The Deployment, or the StatefulSet, which says the same.
+pub(super) fn controller(workload: &Workload) -> Value {
     let Workload { namespace, name, replicas, gpus, grace_seconds, annotations, .. } = workload;
     let annotations: Map<String, Value> =
         annotations.iter().map(|(key, value)| (key.clone(), json!(value))).collect();

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::fault::Fault;
 use super::manner::{self, Manner};
 use super::trouble::{self, Trouble};
+use super::world::POOL;
 use crate::actors::{Behaviour, DraIdentity, DriverFault, GateOutcome, GateRule, Nodes, Timing};
 use crate::fleet::{Fleet, Workload};
 
@@ -22,6 +23,13 @@ pub const FROM: &str = "535.104.05";
 pub const TO: &str = "550.54.14";
 /// The driver that is asked for when the version changes again.
 pub const AGAIN: &str = "550.90.07";
+
+/// The policy of the fleet, or of one half of it, …
+pub(super) const FIRST: &str = "gpu";
+/// … and that of the other half.
+const SECOND: &str = "other";
+/// So many machines may join.
+const JOINING_MAX: u32 = 4;
 
 /// So many nodes at most, unless told otherwise.
 const NODES_MAX: usize = 20;
@@ -56,6 +64,8 @@ pub struct Case {
     pub behaviour: Behaviour,
     /// The DriverPolicy's spec; without one the ClusterPolicy rules.
     pub policy: Option<Value>,
+    /// The policy of the other half of the fleet, if it has one of its own.
+    pub second: Option<Value>,
     /// What goes wrong when, from the beginning of the storm.
     pub troubles: Vec<(Duration, Trouble)>,
     /// How long after the beginning the new version is asked for.
@@ -90,9 +100,11 @@ impl Case {
             adopt(&manner, &mut fleet, policy);
             manner
         });
+        let second = policy.as_mut().filter(|_| manner.is_none() && !wish.plain && has_two(seed, &fleet));
+        let second = second.map(|policy| divide(seed, &mut fleet, policy));
         let troubles = trouble::draw_all(seed, &faults, &fleet, storm);
         let asked_after = Duration::from_millis(draw(seed, "asked").u64(0..4000));
-        Self { seed, faults, storm, fleet, behaviour, policy, troubles, asked_after, manner }
+        Self { seed, faults, storm, fleet, behaviour, policy, second, troubles, asked_after, manner }
     }
 
     /// Whether controllers may learn of things late.
@@ -103,6 +115,12 @@ impl Case {
     /// Whether an abort is never taken back.
     pub(super) fn abort_stays(&self) -> bool {
         self.has(Fault::Abort) && draw(self.seed, "abort").u8(0..3) == 0
+    }
+
+    /// The DriverPolicies, by their names.
+    pub(super) fn policies(&self) -> impl Iterator<Item = (&'static str, &Value)> {
+        let second = self.second.iter().map(|spec| (SECOND, spec));
+        self.policy.iter().map(|spec| (FIRST, spec)).chain(second)
     }
 
     /// Whether `fault` can happen.
@@ -118,10 +136,7 @@ fn faults(seed: u64, wish: &Wish) -> BTreeSet<Fault> {
     let drawn = Fault::ALL.iter().copied().filter(|_| rng.f64() < share);
     let mannered = manner::has_one(seed) && !wish.plain;
     // What is about the way of a version is only in cases in which it has one, and plain ones are what they always were.
-    let fits = |fault: &Fault| match fault {
-        Fault::Intruder => !wish.plain,
-        fault => !fault.needs_a_manner() || mannered,
-    };
+    let fits = |fault: &Fault| (!fault.is_late() || !wish.plain) && (!fault.needs_a_manner() || mannered);
     let drawn = drawn.filter(fits).collect();
     wish.faults.clone().unwrap_or(drawn)
 }
@@ -130,11 +145,14 @@ fn fleet(seed: u64, wish: &Wish, faults: &BTreeSet<Fault>) -> Fleet {
     let mut rng = draw(seed, "fleet");
     let nodes = rng.usize(1..=NODES_MAX).min(rng.usize(1..=NODES_MAX));
     let nodes = wish.nodes.unwrap_or(nodes).max(1);
-    let mut fleet = Fleet::new(nodes).with_driver(FROM).with_workloads(workloads(seed, nodes));
+    let mut workloads = workloads(seed, nodes);
+    workloads.iter_mut().for_each(|workload| workload.stateful = faults.contains(&Fault::SameName));
+    let mut fleet = Fleet::new(nodes).with_driver(FROM).with_workloads(workloads);
     if rng.u8(0..5) == 0 {
         fleet = fleet.without_validators();
     }
-    if rng.u8(0..5) == 0 || faults.contains(&Fault::ClientStuck) {
+    let clients = rng.u8(0..5) == 0;
+    if clients || faults.contains(&Fault::ClientStuck) || faults.contains(&Fault::ClientLost) {
         fleet = fleet.with_clients();
     }
     if rng.u8(0..8) == 0 {
@@ -216,6 +234,28 @@ fn policy(seed: u64, fleet: &Fleet) -> Option<Value> {
         "health": {"nvsentinel": sentinel, "watchAfter": "30s"},
         "clients": {"refresh": refresh, "timeout": "60s"},
     }))
+}
+
+/// Some fleets have two pools.
+fn has_two(seed: u64, fleet: &Fleet) -> bool {
+    fleet.nodes > 1 && draw(seed, "pools").u8(0..4) == 0
+}
+
+/// The nodes that are there, and those that may join, belong to one of two pools. The other one has limits of its own.
+fn divide(seed: u64, fleet: &mut Fleet, policy: &mut Value) -> Value {
+    let mut rng = draw(seed, "which pool");
+    for node in fleet.node_names().chain((1..=JOINING_MAX).map(|number| format!("gpu-new-{number}"))) {
+        let pool = if rng.bool() { FIRST } else { SECOND };
+        fleet.labels.push((node, POOL.to_owned(), pool.to_owned()));
+    }
+    let mut second = policy.clone();
+    let waits = policy["upgradePolicy"]["waitForCompletion"].clone();
+    second["upgradePolicy"] = upgrade_policy(rng.u64(..));
+    // Of what it leaves unsaid, the ClusterPolicy's counts: half of a wait would last for ever.
+    second["upgradePolicy"]["waitForCompletion"] = waits;
+    policy["nodeSelector"] = json!({POOL: FIRST});
+    second["nodeSelector"] = json!({POOL: SECOND});
+    second
 }
 
 /// Policy and fleet say how a version reaches them.

@@ -82,12 +82,23 @@ faults! {
     Intruder = "intruder": "A pod takes devices of a node just when its driver is about to restart",
     Alarm = "alarm": "A Prometheus query is out of bounds while a stage is watched at work",
     Silence = "silence": "Prometheus does not answer for a while, when a stage is watched at work",
+    Pending = "pending": "A node has no room for pods, its driver's among them, until somebody makes some",
+    ClientLost = "client-lost": "A client of the driver does not come back on one node in six, for good",
+    SameName = "same-name": "People's work is in StatefulSets: a pod that goes comes back under its name",
+    Taint = "taint": "Somebody taints a node, for a while: no new driver comes there, or the old one goes",
+    TwoBudgets = "two-budgets": "Work is under two budgets for a while, which no eviction survives",
+    Unlabel = "unlabel": "The label by which a node has a driver is taken away for a while",
 }
 
 impl Fault {
     /// Whether it is there from the beginning to the end, and so meets a node in no state more than in another.
     pub fn is_standing(self) -> bool {
-        matches!(self, Fault::OneInSix | Fault::BadVersion | Fault::GateNo)
+        matches!(self, Fault::OneInSix | Fault::BadVersion | Fault::GateNo | Fault::SameName)
+    }
+
+    /// Whether it came after the first seeds were kept, whose plain cases are what they always were.
+    pub fn is_late(self) -> bool {
+        self == Fault::Intruder || self >= Fault::Pending
     }
 
     /// Whether it is about gates.

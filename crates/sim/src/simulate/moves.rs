@@ -60,6 +60,8 @@ pub struct Stage {
     pub manual: bool,
     /// What Prometheus is asked meanwhile, and the most that it may say.
     pub queries: Vec<(String, f64)>,
+    /// So often its drivers may restart by themselves meanwhile, all together.
+    pub may_restart: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -163,6 +165,7 @@ impl Stage {
             may_fail: amount(&stage["failureThreshold"]).unwrap_or(by_default),
             manual: stage["promotion"] == "Manual",
             queries: list(&stage["bake"]["queries"]).filter_map(query).collect(),
+            may_restart: stage["bake"]["maxDriverRestarts"].as_u64().unwrap_or_default(),
         }
     }
 }

@@ -185,6 +185,9 @@ pub(super) fn take_up<T>(
     change: &Change<'_>,
     then: impl FnOnce(&Step<'_>, Option<(Promise, String)>) -> T,
 ) -> Option<T> {
+    if world.is_elsewhere(change) {
+        return None;
+    }
     let key = (change.namespace.to_owned(), change.name.to_owned());
     let is_node = change.resource == "nodes";
     let old_node = world.nodes.get(change.name).filter(|_| is_node).cloned();
@@ -197,7 +200,11 @@ pub(super) fn take_up<T>(
         ROLLOUTS => Step::Rollout(change.name, old_rollout.as_ref(), world.rollout(change.name)),
         _ => return None,
     };
-    let mut checks = SAFETY.iter().filter(|_| change.by == By::Us);
+    let is_here = match &step {
+        Step::Pod(old, new) => new.or(*old).is_some_and(|pod| world.has_node(&pod.node)),
+        Step::Node(..) | Step::Rollout(..) => true,
+    };
+    let mut checks = SAFETY.iter().filter(|_| change.by == By::Us && is_here);
     let broken = checks.find_map(|(promise, check)| Some((*promise, check(world, change, &step)?)));
     Some(then(&step, broken))
 }

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::controllers::is_ours;
 use super::fault::Fault;
 use super::promises::{Promise, Step, take_up};
-use super::world::{By, Change, Request, Rollout, World};
+use super::world::{By, Change, Key, Request, Rollout, World};
 use crate::api::Written;
 
 /// A node may be on its way for so long without anything being seen of it.
@@ -63,7 +63,8 @@ pub type Coverage = BTreeSet<(State, Fault)>;
 /// Everything that is written down.
 #[derive(Default)]
 pub(super) struct Book {
-    pub(super) world: World,
+    /// The cluster as each of its pools has to do with it.
+    pub(super) worlds: Vec<World>,
     pub(super) verdicts: BTreeMap<String, Verdict>,
     pub(super) violation: Option<Violation>,
     pub(super) hash: u64,
@@ -88,8 +89,8 @@ pub(super) struct Record {
 }
 
 impl Record {
-    pub(super) fn new(world: World, keep_trace: bool) -> Self {
-        let book = Book { world, trace: keep_trace.then(Vec::new), ..Book::default() };
+    pub(super) fn new(worlds: Vec<World>, keep_trace: bool) -> Self {
+        let book = Book { worlds, trace: keep_trace.then(Vec::new), ..Book::default() };
         Self { book: Arc::new(Mutex::new(book)), broken: Arc::default() }
     }
 
@@ -153,10 +154,10 @@ impl Record {
     pub(super) fn hit(&self, fault: Fault, node: Option<&str>) {
         self.count(fault);
         let mut book = self.book();
-        let state = |node: &str| book.world.nodes.get(node).map(super::world::Node::state);
+        let state = |node: &str| book.node(node).map(super::world::Node::state);
         let states: BTreeSet<State> = match node {
             Some(node) => state(node).into_iter().collect(),
-            None => book.world.nodes.values().map(super::world::Node::state).collect(),
+            None => book.nodes().map(super::world::Node::state).collect(),
         };
         book.coverage.extend(states.into_iter().map(|state| (state, fault)));
     }
@@ -172,24 +173,36 @@ impl Record {
 
 impl Book {
     fn see(&mut self, change: &Change<'_>, user: &str) {
-        let Book { world, trace, transitions, rollouts, .. } = self;
-        let broken = take_up(world, change, |step, broken| {
-            if let Step::Node(_, Some(old), Some(new)) = step
-                && change.by == By::Us
-                && old.state() != new.state()
-            {
-                *transitions.entry((old.state(), new.state())).or_default() += 1;
-            }
-            if let Step::Rollout(_, old, Some(new)) = step {
-                milestones(*old, new).for_each(|what| *rollouts.entry(what).or_default() += 1);
-            }
-            let (node, text) = described(change, step);
-            if let (Some(trace), Some(text)) = (trace.as_mut(), text) {
-                trace.push(Entry { at: change.at, node: node.clone(), text: format!("{user}: {text}") });
-            }
-            broken.map(|(promise, what)| (promise, node, what))
-        });
-        match broken {
+        let Book { worlds, trace, transitions, rollouts, .. } = self;
+        let mut seen = None;
+        for world in worlds {
+            let broken = take_up(world, change, |step, broken| {
+                if let Step::Node(_, Some(old), Some(new)) = step
+                    && change.by == By::Us
+                    && old.state() != new.state()
+                {
+                    *transitions.entry((old.state(), new.state())).or_default() += 1;
+                }
+                if let Step::Rollout(_, old, Some(new)) = step {
+                    milestones(*old, new).for_each(|what| *rollouts.entry(what).or_default() += 1);
+                }
+                let (node, text) = described(change, step);
+                if let (Some(trace), Some(text)) = (trace.as_mut(), text) {
+                    let entry = Entry { at: change.at, node: node.clone(), text: format!("{user}: {text}") };
+                    // A pod may have to do with every pool.
+                    if trace.last() != Some(&entry) {
+                        trace.push(entry);
+                    }
+                }
+                broken.map(|(promise, what)| (promise, node, what))
+            });
+            seen = match (seen, broken) {
+                (Some(Some(first)), _) => Some(Some(first)),
+                (seen, None) => seen,
+                (_, broken) => broken,
+            };
+        }
+        match seen {
             Some(Some((promise, node, what))) => self.break_promise(promise, node, what, change.at),
             Some(None) => {}
             None => {
@@ -258,6 +271,31 @@ impl Book {
                 Verdict { state: verdict.state, reason: verdict.reason.clone(), since: Instant::now() };
             self.verdicts.insert(name.to_string(), verdict);
         }
+    }
+
+    /// A node, in whichever pool it is.
+    pub(super) fn node(&self, name: &str) -> Option<&super::world::Node> {
+        self.worlds.iter().find_map(|world| world.nodes.get(name))
+    }
+
+    /// All nodes.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &super::world::Node> {
+        self.worlds.iter().flat_map(|world| world.nodes.values())
+    }
+
+    /// A pod, on whichever node it is.
+    pub(super) fn pod(&self, key: &Key) -> Option<&super::world::Pod> {
+        self.worlds.iter().find_map(|world| world.pods.get(key))
+    }
+
+    /// Driver pods that are not ready.
+    pub(super) fn drivers_down(&self) -> BTreeSet<Key> {
+        self.worlds.iter().flat_map(World::drivers_down).collect()
+    }
+
+    /// A stage of a newest rollout is watched at work.
+    pub(super) fn bakes(&self) -> bool {
+        self.worlds.iter().filter_map(World::newest).any(Rollout::bakes)
     }
 
     /// The nodes that wait, each with its reason.

@@ -24,7 +24,7 @@ use super::record::{Coverage, Entry, Record, Violation};
 use super::settled;
 use super::trouble::{Hands, Trouble};
 use super::weather::Weather;
-use super::world::{Rollout, World};
+use super::world::{Pool, World};
 use crate::api::ApiServer;
 use crate::cluster::{Cluster, EPOCH, SetUpError};
 
@@ -104,15 +104,15 @@ pub fn run(case: &Case, keep_trace: bool) -> Result<Run, RunError> {
 async fn play(case: &Case, keep_trace: bool) -> Result<Run, RunError> {
     let began = Instant::now();
     let api = ApiServer::new(EPOCH);
-    let record = Record::new(world(case), keep_trace);
+    let record = Record::new(worlds(case), keep_trace);
     let (seen, clock) = (record.clone(), api.clone());
     let now = clock.wall_clock();
     api.on_written(move |written| seen.written(now(), written));
     let cluster = Cluster::on(api.clone(), &case.fleet, case.seed, case.behaviour.clone()).await?;
-    if let Some(spec) = &case.policy {
+    for (name, spec) in case.policies() {
         let spec: DriverPolicySpec = serde_json::from_value(spec.clone()).map_err(kube::Error::SerdeError)?;
         let policies = Api::<DriverPolicy>::all(cluster.admin.clone());
-        policies.create(&PostParams::default(), &DriverPolicy::new("gpu", spec)).await?;
+        policies.create(&PostParams::default(), &DriverPolicy::new(name, spec)).await?;
     }
     let replicas = if case.has(Fault::Overlap) || case.seed.is_multiple_of(3) { 2 } else { 1 };
     let asks = overheard(cluster.actors.behaviour().prometheus(), &api, &record);
@@ -139,6 +139,7 @@ async fn play(case: &Case, keep_trace: bool) -> Result<Run, RunError> {
     let mut book = record.book();
     let mut rollouts = std::mem::take(&mut book.rollouts);
     rollouts.extend(case.manner.iter().flat_map(Manner::kinds).map(|kind| (kind, 1)));
+    rollouts.extend(case.second.is_some().then_some(("with two pools", 1)));
     Ok(Run {
         seed: case.seed,
         violation: book.violation.take(),
@@ -163,7 +164,7 @@ fn overheard(asks: Asks, api: &ApiServer, record: &Record) -> Asks {
         let (answer, now, record) = (asks(question), clock.wall_clock(), record.clone());
         Box::pin(async move {
             let said = answer.await;
-            record.book().world.proofs.note_answer(now(), &said);
+            record.book().worlds.iter_mut().for_each(|world| world.proofs.note_answer(now(), &said));
             said
         })
     })
@@ -192,6 +193,21 @@ fn our_writes(api: &ApiServer) -> Writes {
         }
     }
     ours
+}
+
+/// One for each pool.
+fn worlds(case: &Case) -> Vec<World> {
+    let world = world(case);
+    if case.second.is_none() {
+        return vec![world];
+    }
+    let pool = |(name, _): (&str, _)| Pool { name: name.to_owned(), label: name.to_owned() };
+    let of = |policy| {
+        let mut world = world.clone();
+        world.pool = Some(pool(policy));
+        world
+    };
+    case.policies().map(of).collect()
 }
 
 fn world(case: &Case) -> World {
@@ -286,7 +302,7 @@ impl Play<'_> {
 
     /// Every node comes to an end, and then nothing moves.
     async fn calm(&mut self, weather: &Weather) -> Result<(), RunError> {
-        let bound = settled::bound(self.case, self.record.book().world.nodes.len());
+        let bound = settled::bound(self.case, self.record.book().nodes().count());
         // What was under way ends first, and news that were held up arrive.
         sleep(if self.case.delays_news() { AFTER_DELAYED_NEWS } else { LOOK_EVERY }).await;
         let settled_at = loop {
@@ -295,7 +311,7 @@ impl Play<'_> {
                 return Ok(());
             };
             ended?;
-            let (settled_at, down) = (self.api.now(), self.record.book().world.drivers_down());
+            let (settled_at, down) = (self.api.now(), self.record.book().drivers_down());
             let baked = self.bakes();
             self.note("every node has come to an end");
             let listed = self.case.manner.as_ref().is_some_and(|manner| manner.matrix.is_some());
@@ -305,7 +321,7 @@ impl Play<'_> {
             // A driver that comes up after all is news, and brings its node further; so is a bake that nobody is left for,
             // and that Prometheus spoils (seed 4717).
             let over = baked && !self.bakes();
-            if !over && self.record.book().world.drivers_down().is_superset(&down) {
+            if !over && self.record.book().drivers_down().is_superset(&down) {
                 self.break_unrest(&before);
                 break settled_at;
             }
@@ -314,7 +330,8 @@ impl Play<'_> {
         // A window that closes meanwhile is what a node says it waits for then, though it was at its end (seed 156).
         let window_closed = {
             let book = self.record.book();
-            let mut reasons = book.world.nodes.keys().filter_map(|name| book.reason(name));
+            let names = book.worlds.iter().flat_map(|world| world.nodes.keys());
+            let mut reasons = names.filter_map(|name| book.reason(name));
             reasons.any(|reason| matches!(reason, Reason::WindowClosed { .. }))
         };
         if !window_closed {
@@ -327,7 +344,7 @@ impl Play<'_> {
     }
 
     fn bakes(&self) -> bool {
-        self.record.book().world.newest().is_some_and(Rollout::bakes)
+        self.record.book().bakes()
     }
 
     /// Something was written since then, although nothing happened.

@@ -10,7 +10,7 @@ use super::case::{Case, is_of};
 use super::moves::Moves;
 use super::promises::Promise;
 use super::record::Book;
-use super::world::{Node, Role, Rollout};
+use super::world::{Node, Role, Rollout, World};
 
 /// A visit takes no longer than its deadlines together; the policies of `case.rs` have none beyond these.
 const VISIT_MAX: Duration = Duration::from_mins(12);
@@ -57,6 +57,22 @@ pub(super) fn bound(case: &Case, nodes: usize) -> Duration {
 
 /// The first thing that has not come to its end, with what is missing. `now` is when nothing had been touched for a while.
 pub(super) fn unsettled(book: &Book, aborted: bool, now: Timestamp) -> Option<Unsettled> {
+    book.worlds.iter().find_map(|world| unsettled_pool(&Sight { world, book }, aborted, now))
+}
+
+/// A pool, and what is said of its nodes.
+struct Sight<'a> {
+    world: &'a World,
+    book: &'a Book,
+}
+
+impl<'a> Sight<'a> {
+    fn reason(&self, node: &str) -> Option<&'a Reason> {
+        self.book.reason(node)
+    }
+}
+
+fn unsettled_pool(book: &Sight<'_>, aborted: bool, now: Timestamp) -> Option<Unsettled> {
     let mut nodes = book.world.nodes.iter().filter(|(_, node)| node.member);
     let node = nodes.find_map(|(name, node)| {
         let what = missing(book, name, node, aborted, now)?;
@@ -66,7 +82,7 @@ pub(super) fn unsettled(book: &Book, aborted: bool, now: Timestamp) -> Option<Un
 }
 
 /// A rollout that will go on by itself, or should.
-fn unsettled_rollout(book: &Book, newest: &Rollout) -> Option<Unsettled> {
+fn unsettled_rollout(book: &Sight<'_>, newest: &Rollout) -> Option<Unsettled> {
     let says = |promise, what: String| Some(Unsettled { promise, node: None, what });
     // Also one that is not the newest: its version is set again while nodes are on their way back (seed 2523).
     if book.world.rollouts.values().any(|rollout| rollout.phase == "RollingBack") {
@@ -89,7 +105,7 @@ fn unsettled_rollout(book: &Book, newest: &Rollout) -> Option<Unsettled> {
     }
 }
 
-fn missing(book: &Book, name: &str, node: &Node, aborted: bool, now: Timestamp) -> Option<String> {
+fn missing(book: &Sight<'_>, name: &str, node: &Node, aborted: bool, now: Timestamp) -> Option<String> {
     match node.state() {
         State::UpgradeDone => not_done(book, name, node),
         // It stays out until a person or another version comes.
@@ -111,7 +127,7 @@ fn missing(book: &Book, name: &str, node: &Node, aborted: bool, now: Timestamp) 
         _ if let Some(reason @ (Reason::BudgetBlocks { .. } | Reason::BudgetNever { .. })) =
             book.reason(name)
             && reason.until().is_none_or(|until| now.duration_until(until) > NEXT_TRY_MIN)
-            && out_for_good(book, name) > 0 =>
+            && out_anywhere(book, name) =>
         {
             None
         }
@@ -126,7 +142,7 @@ fn missing(book: &Book, name: &str, node: &Node, aborted: bool, now: Timestamp) 
 
 /// What a node in `upgrade-required` waits for does not come by itself.
 fn waits_for_good(
-    book: &Book,
+    book: &Sight<'_>,
     (name, node): (&str, &Node),
     reason: &Reason,
     aborted: bool,
@@ -134,7 +150,7 @@ fn waits_for_good(
 ) -> bool {
     match reason {
         Reason::NoSlot { limit: Limit::MaxUnavailable { limit, .. }, together, .. } => {
-            out_for_good(book, name) + together > *limit
+            out_for_good(book, name) + held_by_atoms(book, name) + together > *limit
         }
         Reason::AtomTooLarge { nodes, limit, .. } => nodes > limit,
         // Whoever holds the atom waits for good.
@@ -155,7 +171,7 @@ fn waits_for_good(
         Reason::BudgetBlocks { until: Some(until), .. } => now.duration_until(*until) > NEXT_TRY_MIN,
         Reason::BudgetBlocks { .. }
         | Reason::BudgetNever { .. }
-        | Reason::NoSlot { limit: Limit::Stage { moving: false, .. }, .. } => out_for_good(book, name) > 0,
+        | Reason::NoSlot { limit: Limit::Stage { moving: false, .. }, .. } => out_anywhere(book, name),
         // Its driver does not come up: NVSentinel waits for that, and we do not take a node from it (seed 41879:
         // not even for a version that might come up).
         Reason::Quarantined { .. } => node.quarantined && has_driver_down(book, name),
@@ -165,7 +181,7 @@ fn waits_for_good(
 
 /// A stage does not go on by itself: nobody is in it, or somebody in it waits for good (which is looked at for itself),
 /// or its nodes cannot be judged.
-fn stands(book: &Book, stage: &str) -> bool {
+fn stands(book: &Sight<'_>, stage: &str) -> bool {
     let Some(newest) = book.world.newest() else { return false };
     let phase = newest.stages.get(stage).map(|stage| stage.phase.as_str()).unwrap_or_default();
     let mut nodes = nodes_of(book, stage).peekable();
@@ -184,7 +200,7 @@ fn stands(book: &Book, stage: &str) -> bool {
 }
 
 /// A node of the stage is not in service, or nobody asks Prometheus any more: that is not ours to mend, and it is told.
-fn bakes_for_ever(book: &Book, rollout: &Rollout, stage: &str) -> bool {
+fn bakes_for_ever(book: &Sight<'_>, rollout: &Rollout, stage: &str) -> bool {
     let says = rollout.stages.get(stage).filter(|stage| stage.phase == "Baking");
     let in_service = |(name, node): (&str, &Node)| {
         node.state() == State::UpgradeFailed
@@ -199,14 +215,14 @@ fn bakes_for_ever(book: &Book, rollout: &Rollout, stage: &str) -> bool {
 }
 
 /// Nobody is in service on whom a gate could be asked.
-fn proves_for_ever(book: &Book, stage: &str) -> bool {
+fn proves_for_ever(book: &Sight<'_>, stage: &str) -> bool {
     let asked = |(_, node): (&str, &Node)| {
         node.state() == State::UpgradeDone && node.ready && !node.cordoned && !node.skipped
     };
     !nodes_of(book, stage).any(asked)
 }
 
-fn nodes_of<'a>(book: &'a Book, stage: &str) -> impl Iterator<Item = (&'a str, &'a Node)> {
+fn nodes_of<'a>(book: &'a Sight<'_>, stage: &str) -> impl Iterator<Item = (&'a str, &'a Node)> {
     let place = book.world.moves.stages.iter().position(|known| known.name == stage);
     let members = book.world.nodes.iter().filter(|(_, node)| node.member);
     members
@@ -215,7 +231,7 @@ fn nodes_of<'a>(book: &'a Book, stage: &str) -> impl Iterator<Item = (&'a str, &
 }
 
 /// The version that is asked for went wrong, nobody has cleared it, and nothing about it is under way.
-fn is_condemned(book: &Book) -> bool {
+fn is_condemned(book: &Sight<'_>) -> bool {
     let speaks = |rollout: &&Rollout| rollout.version == book.world.target && !rollout.cleared;
     let wrong = |rollout: &Rollout| rollout.back_since.is_some() || rollout.bad_since().is_some();
     let mut all = book.world.rollouts.values().filter(speaks);
@@ -224,12 +240,30 @@ fn is_condemned(book: &Book) -> bool {
 
 /// Nodes that nobody will bring back: failed, or cordoned by a person. NVSentinel gives back a node that is well, but
 /// leaves it cordoned if somebody had done that before (seed 40503).
-fn out_for_good(book: &Book, but: &str) -> usize {
+fn out_for_good(book: &Sight<'_>, but: &str) -> usize {
     let nodes = book.world.nodes.iter().filter(|(name, node)| *name != but && node.member);
     nodes.filter(|(name, _)| stays_out(book, name)).count()
 }
 
-fn stays_out(book: &Book, name: &str) -> bool {
+/// Nodes that stay under our cordon because their atom has no place for good: they had failed, and go back with the others of
+/// it or not at all (seed 1434).
+fn held_by_atoms(book: &Sight<'_>, but: &str) -> usize {
+    let held = |(name, node): &(&String, &Node)| match book.reason(name) {
+        Some(Reason::NoSlot { limit: Limit::MaxUnavailable { limit, .. }, together, .. }) => {
+            node.cordoned_by_us() && out_for_good(book, name) + together > *limit
+        }
+        _ => false,
+    };
+    book.world.nodes.iter().filter(|(name, _)| *name != but).filter(held).count()
+}
+
+/// The same in any pool: the work that has no place there is what a budget here waits for.
+fn out_anywhere(book: &Sight<'_>, but: &str) -> bool {
+    let mut pools = book.book.worlds.iter().map(|world| Sight { world, book: book.book });
+    pools.any(|pool| out_for_good(&pool, but) > 0)
+}
+
+fn stays_out(book: &Sight<'_>, name: &str) -> bool {
     book.world.nodes.get(name).is_some_and(|node| match node.state() {
         State::UpgradeFailed => true,
         _ if !node.quarantined || node.quarantined_cordoned => node.foreign_cordon,
@@ -237,11 +271,11 @@ fn stays_out(book: &Book, name: &str) -> bool {
     })
 }
 
-fn has_ready_driver(book: &Book, node: &str) -> bool {
+fn has_ready_driver(book: &Sight<'_>, node: &str) -> bool {
     book.world.pods_on(node).any(|(_, pod)| pod.role == Role::Driver && pod.ready)
 }
 
-fn has_driver_down(book: &Book, node: &str) -> bool {
+fn has_driver_down(book: &Sight<'_>, node: &str) -> bool {
     let mut drivers = book.world.pods_on(node).filter(|(_, pod)| pod.role == Role::Driver && !pod.deleting);
     drivers.any(|(_, pod)| !pod.ready)
 }
@@ -258,7 +292,7 @@ fn left_on(node: &Node) -> Option<&'static str> {
     }
 }
 
-fn not_done(book: &Book, name: &str, node: &Node) -> Option<String> {
+fn not_done(book: &Sight<'_>, name: &str, node: &Node) -> Option<String> {
     if node.visit.is_some() {
         return Some("it is done, and its visit is not over".to_owned());
     }

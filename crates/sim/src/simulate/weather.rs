@@ -153,7 +153,7 @@ impl Weather {
 
     fn strike(&self, request: &RequestInfo) -> Option<ApiFault> {
         let node = (request.resource == "nodes").then_some(request.name.as_str());
-        let state = node.and_then(|node| Some(self.record.book().world.nodes.get(node)?.state()));
+        let state = node.and_then(|node| Some(self.record.book().node(node)?.state()));
         let (fault, effect) = match node.filter(|node| self.sky().intrudes(request, node, state)) {
             Some(node) => (Fault::Intruder, self.intrude(node.to_owned())),
             None => self.sky().strike(request, state)?,
@@ -168,7 +168,7 @@ impl Weather {
     fn node_of_pod(&self, request: &RequestInfo) -> Option<String> {
         let of_pods = request.resource.split('/').next() == Some("pods");
         let key = (request.namespace.clone(), request.name.clone());
-        self.record.book().world.pods.get(&key).filter(|_| of_pods).map(|pod| pod.node.clone())
+        self.record.book().pod(&key).filter(|_| of_pods).map(|pod| pod.node.clone())
     }
 
     /// A pod is on the node before the last look at it is answered.

@@ -89,9 +89,23 @@ impl Seen {
 /// Namespace and name.
 pub type Key = (String, String);
 
-/// The cluster, as far as the promises are about it.
+/// A part of the fleet that has a policy of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pool {
+    /// The name of its policy, with which the names of its rollouts begin.
+    pub name: String,
+    /// Its nodes have this value of the label [`POOL`].
+    pub label: String,
+}
+
+/// The label by which nodes belong to pools, where there is more than one.
+pub const POOL: &str = "sim.pitcrew.dev/pool";
+
+/// The cluster, as far as the promises are about it; where it has several pools, one of them.
 #[derive(Clone, Debug, Default)]
 pub struct World {
+    /// The pool; none if the fleet is one.
+    pub pool: Option<Pool>,
     /// The nodes.
     pub nodes: BTreeMap<String, Node>,
     /// The pods.
@@ -116,7 +130,7 @@ pub struct World {
     assigned: Vec<(Timestamp, BTreeMap<String, usize>)>,
     /// What nodes were like lately.
     past: BTreeMap<String, Vec<Seen>>,
-    /// When nodes left lately.
+    /// When nodes left lately, or were not to run the driver any more.
     left: Vec<Timestamp>,
     /// When a pod of this role that is gone was last ready on a node.
     gone_ready: BTreeMap<(String, Role), Timestamp>,
@@ -133,10 +147,15 @@ pub struct World {
 impl World {
     /// Takes up a change.
     pub fn fold(&mut self, change: &Change<'_>) {
+        if self.is_elsewhere(change) {
+            return;
+        }
         let key = || (change.namespace.to_owned(), change.name.to_owned());
         match (change.resource, change.after) {
             ("nodes", Some(object)) => {
-                let node = Node::read(object, self.nodes.get(change.name), change);
+                let before = self.nodes.get(change.name);
+                let node = Node::read(object, before, change);
+                self.left.extend(before.filter(|before| before.member && !node.member).map(|_| change.at));
                 self.nodes.insert(change.name.to_owned(), node);
                 self.assign(change.at);
                 self.remember(change.name, change.at);
@@ -203,6 +222,23 @@ impl World {
             }
             _ => {}
         }
+    }
+
+    /// It is of another pool. Pods may come to any of them.
+    pub fn is_elsewhere(&self, change: &Change<'_>) -> bool {
+        let Some(Pool { name, label }) = &self.pool else { return false };
+        match (change.resource, change.after) {
+            ("nodes", Some(node)) => node["metadata"]["labels"][POOL] != *label,
+            ("nodes", None) => !self.nodes.contains_key(change.name),
+            ("driverpolicies.pitcrew.dev", _) => change.name != name,
+            (ROLLOUTS, _) => change.name.rsplit_once('-').is_none_or(|(pool, _)| pool != name),
+            _ => false,
+        }
+    }
+
+    /// Whatever is done to pods on this node is done for this pool, as far as it can be told.
+    pub fn has_node(&self, node: &str) -> bool {
+        self.pool.is_none() || self.nodes.contains_key(node)
     }
 
     fn rule(&mut self, at: Timestamp) {

@@ -16,6 +16,8 @@ const CALLS: SignedDuration = SignedDuration::from_secs(10);
 const VISIT_EXPECTED: i64 = 30 * 60 - 15;
 /// From so many visits on somebody knows better.
 const VISITS_KNOWN: usize = 3;
+/// A machine is down for so long at most when it boots, and its driver restarts after that.
+const BOOT: SignedDuration = SignedDuration::from_mins(5);
 /// Times are told in whole seconds, at both ends of a bake.
 const ROUNDED: i64 = 2;
 
@@ -96,6 +98,9 @@ fn passes_when_done(
         if let Some(what) = since.and_then(|since| out_of_bounds(world, change, stage, since)) {
             return Some(format!("stage {name} was over, and {what}"));
         }
+        if let Some(what) = since.and_then(|since| restarted(world, change, place, since)) {
+            return Some(format!("stage {name} was over, and {what}"));
+        }
         unfinished(world, change, place, new).map(|what| format!("stage {name} was over, and {what}"))
     })
 }
@@ -111,6 +116,24 @@ fn out_of_bounds(world: &World, change: &Change<'_>, stage: &Stage, since: Times
             None => Some(format!("query {query} was never in its bounds")),
         }
     })
+}
+
+/// More drivers of a stage than may have restarted by themselves while it was watched. Only those count that everybody could
+/// know of: they are still there, and their nodes are in the stage, in service, and have not booted.
+fn restarted(world: &World, change: &Change<'_>, stage: usize, since: Timestamp) -> Option<String> {
+    let counts = |(name, node): &(&String, &Node)| {
+        let is_in = world.stages_at(name, change.at).all(|of| of == stage);
+        let stays = |seen: &Seen| seen.state == State::UpgradeDone && !seen.skipped;
+        let booted = node.booted.is_some_and(|booted| booted >= before(since, BOOT));
+        node.member && is_in && !booted && world.always(name, change.at, stays)
+    };
+    let nodes = world.nodes.iter().filter(counts);
+    let drivers = nodes.flat_map(|(name, _)| world.pods_on(name).map(|(_, pod)| pod));
+    let drivers = drivers.filter(|pod| pod.role == Role::Driver && !pod.deleting);
+    let in_time = |at: &&Timestamp| (since..known(world, change)).contains(*at);
+    let restarts = drivers.map(|pod| pod.restarted.iter().filter(in_time).count() as u64).sum::<u64>();
+    let may = world.moves.stages[stage].may_restart;
+    (restarts > may).then(|| format!("drivers of it had restarted {restarts} times, of {may} at most"))
 }
 
 /// What is missing in a stage, as far as it can be told: who may be in another stage does not count.

@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::simulate::world::Request;
+use crate::simulate::world::{POOL, Pool, Request};
 
 const NOW: Timestamp = Timestamp::constant(1_767_225_600, 0);
 
@@ -138,6 +138,36 @@ fn a_second_start_is_one_too_many() {
     let mut scene = Scene::new(&one_at_a_time());
     scene.we_patch_node("a", &node_in("cordon-required", false, None));
     assert_eq!(scene.we_patch_node("b", &node_in("cordon-required", false, None)), ["S3"]);
+}
+
+#[test]
+fn what_is_done_in_another_pool_is_not_judged_by_this_ones_policy() {
+    let mut scene = Scene::new(&one_at_a_time());
+    scene.world.pool = Some(Pool { name: "gpu".into(), label: "gpu".into() });
+    let of_pool = |pool: &str, cordoned: bool| {
+        let mut node = node_in("cordon-required", cordoned, None);
+        node["metadata"]["labels"][POOL] = json!(pool);
+        node
+    };
+    let paused = json!({"spec": {"upgradePolicy": {"autoUpgrade": false}}});
+    scene.fold("driverpolicies.pitcrew.dev", "other", &paused);
+    scene.fold("nodes", "c", &of_pool("other", true));
+    scene.fold("pods", "driver-c", &pod("c", "driver"));
+    assert!(
+        scene.we_patch_node("a", &of_pool("gpu", false)).is_empty(),
+        "node c is out, and not of this pool"
+    );
+    assert_eq!(scene.we_patch_node("b", &of_pool("gpu", false)), ["S3"]);
+    for (node, expected) in [("c", None), ("b", Some("S1"))] {
+        let mut gone = pod(node, "driver");
+        gone["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        let (at, name) = (scene.now, format!("driver-{node}"));
+        let (resource, namespace, after) = ("pods", "gpu-operator", Some(&gone));
+        let change = Change { at, by: By::Us, request: None, resource, namespace, name: &name, after };
+        let broken =
+            take_up(&mut scene.world, &change, |_, broken| broken.map(|(promise, _)| promise.code()));
+        assert_eq!(broken, Some(expected), "{node}");
+    }
 }
 
 #[test]
@@ -407,6 +437,46 @@ fn a_stage_passes_when_its_nodes_are_done_and_were_watched_for_long_enough() {
         assert!(scene.we_say(&rollout("Baking", &json!({}))).is_empty());
         scene.later(minutes * 60);
         assert_eq!(scene.we_say(&rollout("Passed", &json!({}))), expected, "{state} {version} {minutes}");
+    }
+}
+
+/// The driver of node a, after so many restarts.
+fn restarted(times: u32) -> Value {
+    let mut driver = pod("a", "driver");
+    driver["spec"]["containers"][0]["image"] = json!("driver:2.0.0-ubuntu22.04");
+    driver["status"]["containerStatuses"] = json!([{"restartCount": times}]);
+    driver
+}
+
+#[test]
+fn a_stage_does_not_pass_if_its_drivers_restarted_more_often_than_they_may() {
+    let booted = |node: &mut Value, boot: &str| node["status"]["nodeInfo"] = json!({"bootID": boot});
+    for (may, times, boots, seconds_before, expected) in [
+        (0, 0, false, 100, &[][..]),
+        (0, 1, false, 100, &["S16"][..]),
+        (1, 1, false, 100, &[][..]),
+        (1, 2, false, 100, &["S16"][..]),
+        (0, 1, true, 100, &[][..]),
+        // That may not be known yet.
+        (0, 1, false, 1, &[][..]),
+    ] {
+        let mut stages = canary_first("5m");
+        stages["stages"][0]["bake"]["maxDriverRestarts"] = json!(may);
+        let mut scene = on_the_way(&stages);
+        let mut node = marked("upgrade-done", "true");
+        booted(&mut node, "one");
+        scene.fold("nodes", "a", &node);
+        // What happened before the bake does not count.
+        scene.fold("pods", "driver-a", &restarted(3));
+        scene.later(600);
+        assert!(scene.we_say(&rollout("Baking", &json!({}))).is_empty());
+        scene.later(300 - seconds_before);
+        booted(&mut node, if boots { "two" } else { "one" });
+        scene.fold("nodes", "a", &node);
+        scene.fold("pods", "driver-a", &restarted(3 + times));
+        scene.later(seconds_before);
+        let broken = scene.we_say(&rollout("Passed", &json!({})));
+        assert_eq!(broken, expected, "{times} of {may}, {seconds_before} s ago, booted: {boots}");
     }
 }
 

@@ -51,7 +51,7 @@ pub struct Node {
     pub skipped: bool,
     /// Since when it has a slot that others gave it, by its label.
     pub adopted_since: Option<Timestamp>,
-    /// It is to run the driver.
+    /// It is to run the driver, or on a visit for it.
     pub member: bool,
     /// A label keeps NVSentinel off it.
     pub shielded: bool,
@@ -67,6 +67,9 @@ pub struct Node {
     pub loads: bool,
     /// A visit of it has ended.
     pub was_visited: bool,
+    /// When it was last told to have booted.
+    pub booted: Option<Timestamp>,
+    boot: String,
     /// The labels by which it belongs to a stage, an atom or a group.
     pub marks: BTreeMap<String, String>,
 }
@@ -134,10 +137,19 @@ impl Node {
         let opted_out = |key: &str| label(key) == Some("false");
         let labels = meta["labels"].as_object().into_iter().flatten();
         let marks = labels.filter(|(key, _)| *key == CANARY_LABEL || key.starts_with(PLACES));
+        let member = label(DEPLOY_DRIVER) == Some("true") || visit.is_some();
+        let boot = text(&object["status"]["nodeInfo"]["bootID"]);
+        let booted = match before {
+            Some(before) if before.boot == boot => before.booted,
+            Some(_) => Some(change.at),
+            None => None,
+        };
         Self {
             loads: annotation(SAFE_LOAD_ANNOTATION).is_some_and(|value| !value.is_empty()),
             was_visited: annotation(LAST_VISIT_ANNOTATION).is_some(),
             marks: marks.map(|(key, value)| (key.clone(), text(value))).collect(),
+            booted,
+            boot,
             since: before.map_or(change.at, |before| before.since),
             uid,
             label: labelled,
@@ -151,7 +163,7 @@ impl Node {
             cordon_since,
             skipped: label(SKIP_LABEL) == Some("true"),
             adopted_since,
-            member: label(DEPLOY_DRIVER) == Some("true"),
+            member,
             shielded: opted_out(nvsentinel::OPT_OUT_LABEL) || opted_out(nvsentinel::MANAGED_LABEL),
             shield_recorded: annotation(HEALTH_HOLD_ANNOTATION).is_some(),
             quarantined: annotation(nvsentinel::QUARANTINE_ANNOTATIONS).is_some(),
@@ -197,6 +209,10 @@ pub struct Pod {
     pub ready_last: Option<Timestamp>,
     /// The first container's image.
     pub image: String,
+    /// How often that container was restarted, …
+    restarts: i64,
+    /// … and when that was told.
+    pub restarted: Vec<Timestamp>,
 }
 
 impl Pod {
@@ -234,7 +250,13 @@ impl Pod {
             Some(before) => before.ready_last,
             None => None,
         };
+        let restarts = status["containerStatuses"][0]["restartCount"].as_i64().unwrap_or_default();
+        let known = before.map_or(0, |before| before.restarts);
+        let mut restarted = before.map(|before| before.restarted.clone()).unwrap_or_default();
+        restarted.extend((known..restarts).map(|_| change.at));
         Self {
+            restarts,
+            restarted,
             uid,
             role,
             uses_device: !over && containers("containers").chain(containers("initContainers")).any(wants),
