@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use pitcrew_controller::Leader;
 use pitcrew_core::api::{MatrixStatus, StageStatus};
 use pitcrew_core::contract::State;
+use pitcrew_core::names::NodeName;
 use pitcrew_core::plan::{PoolPlan, PoolStatus, Verdict, newest_rollout};
 use pitcrew_core::policy::{Pool, Source};
 use pitcrew_core::reason::{self, Kind, Limit, Reason};
