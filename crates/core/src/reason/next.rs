@@ -94,12 +94,7 @@ pub fn next(about: &About<'_>) -> Option<Next> {
         Reason::Skipped { .. } => "nothing, as long as the label is there".to_owned(),
         Reason::OtherDriver { driver } => format!("starts when driver {driver} is done on this node"),
         Reason::NodeNotReady { until: None } => "starts when the node is Ready and has a slot".to_owned(),
-        Reason::NeedsReboot { until: None, .. } => {
-            "goes on when it was rebooted, or whatever holds the driver has ended; until then it is not given back".to_owned()
-        }
-        Reason::NeedsReboot { until: Some(_), .. } => {
-            "if neither a reboot nor the end of what holds the driver has helped by then, the node fails (upgrade-failed); it goes on when one of them has".to_owned()
-        }
+        Reason::NeedsReboot { until, .. } => rebooted(*until),
         Reason::Quarantined { .. } => "starts when the health system has released it".to_owned(),
         Reason::BreakerTripped => {
             "starts when the breaker is closed again; pitcrew never closes it".to_owned()
@@ -149,15 +144,7 @@ pub fn next(about: &About<'_>) -> Option<Next> {
             "nothing by itself; what asks this client for the device may fail until it is replaced".to_owned()
         }
         Reason::Paused => "goes on from here when it is resumed; no deadline runs until then".to_owned(),
-        Reason::Failed { cause } => {
-            let held = about.snapshot.nodes.get(about.node).is_some_and(|node| node.health_hold.is_some());
-            let kept = if held { ", and kept from NVSentinel," } else { "" };
-            let rebooted = matches!(cause, Cause::NeedsReboot { .. });
-            let rebooted = if rebooted { "it was rebooted and its driver is ready, " } else { "" };
-            format!(
-                "stays cordoned{kept} until {rebooted}it is retried, its driver pod is replaced, or a new version comes"
-            )
-        }
+        Reason::Failed { cause } => cared_for(about, cause),
         Reason::FailedWithoutRecord => "stays as it is until it is retried".to_owned(),
         Reason::PoolFrozen { .. } => "goes on by itself when that is mended".to_owned(),
         Reason::TwoPolicies { .. } => "goes on when only one policy claims it".to_owned(),
@@ -169,6 +156,29 @@ pub fn next(about: &About<'_>) -> Option<Next> {
         Reason::Conflict => "it is looked at again when its newer version arrives".to_owned(),
     };
     Some(Next { at: about.reason().until(), what })
+}
+
+/// A node whose driver only a reboot brings back.
+fn rebooted(until: Option<Timestamp>) -> String {
+    match until {
+        None => "goes on when it was rebooted, or whatever holds the driver has ended; until then it is not given back",
+        Some(_) => {
+            "if neither a reboot nor the end of what holds the driver has helped by then, the node fails \
+             (upgrade-failed); it goes on when one of them has"
+        }
+    }
+    .to_owned()
+}
+
+/// A failed node waits for somebody.
+fn cared_for(about: &About<'_>, cause: &Cause) -> String {
+    let held = about.snapshot.nodes.get(about.node).is_some_and(|node| node.health_hold.is_some());
+    let kept = if held { ", and kept from NVSentinel," } else { "" };
+    let rebooted = matches!(cause, Cause::NeedsReboot { .. });
+    let rebooted = if rebooted { "it was rebooted and its driver is ready, " } else { "" };
+    format!(
+        "stays cordoned{kept} until {rebooted}it is retried, its driver pod is replaced, or a new version comes"
+    )
 }
 
 fn failed() -> String {

@@ -81,7 +81,10 @@ impl Kubelets {
         self.pods(self.pods_on.get(node))
     }
 
-    fn pods<'a>(&'a self, keys: impl Iterator<Item = &'a Key>) -> impl Iterator<Item = (&'a Key, &'a Arc<Pod>)> {
+    fn pods<'a>(
+        &'a self,
+        keys: impl Iterator<Item = &'a Key>,
+    ) -> impl Iterator<Item = (&'a Key, &'a Arc<Pod>)> {
         keys.filter_map(|key| Some((key, self.pods.cache.get(key)?)))
     }
 

@@ -146,7 +146,9 @@ fn fleet(seed: u64, wish: &Wish, faults: &BTreeSet<Fault>) -> Fleet {
     let nodes = rng.usize(1..=NODES_MAX).min(rng.usize(1..=NODES_MAX));
     let nodes = wish.nodes.unwrap_or(nodes).max(1);
     let mut workloads = workloads(seed, nodes);
-    workloads.iter_mut().for_each(|workload| workload.stateful = faults.contains(&Fault::SameName));
+    for workload in &mut workloads {
+        workload.stateful = faults.contains(&Fault::SameName);
+    }
     let mut fleet = Fleet::new(nodes).with_driver(FROM).with_workloads(workloads);
     if rng.u8(0..5) == 0 {
         fleet = fleet.without_validators();

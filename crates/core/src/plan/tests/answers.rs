@@ -52,6 +52,10 @@ fn not_ready(fleet: &mut Fleet) {
     (driver.ready, driver.started) = (false, None);
 }
 
+fn no_driver_pod(fleet: &mut Fleet) {
+    fleet.remove_pods("n", |pod| pod.name.name.contains("driver"));
+}
+
 fn on_the_way_back() -> Case {
     let mut fleet = Fleet::new().with(node("n").outdated().skipped()).with(node("m").outdated());
     fleet.settle();
@@ -70,10 +74,7 @@ fn before_a_visit() -> Vec<Case> {
         ("driver pod not ready", but(only(node("n")), not_ready)),
         ("about to start", only(required())),
         ("new template not taken up", but(only(required()), |f| f.daemon_set_mut().observed_generation = 1)),
-        (
-            "no driver pod",
-            but(only(required()), |f| f.remove_pods("n", |pod| pod.name.name.contains("driver"))),
-        ),
+        ("no driver pod", but(only(required()), no_driver_pod)),
         ("no slot, parallel", only(required()).with(node("m").outdated().at(State::DrainRequired))),
         ("no slot, cordoned elsewhere", only(required()).with(node("m").cordoned())),
         ("no slot, not ready elsewhere", only(required()).with(node("m").not_ready())),
