@@ -262,7 +262,8 @@ impl<'a> Stages<'a> {
         nodes: &[&Member<'_>],
         asked: &mut Asked,
     ) -> StageStatus {
-        if view.is_called_off() {
+        // Nodes that are done before a rollout has begun prove nothing about it.
+        if view.is_called_off() || view.said().is_none() {
             return before;
         }
         match proofs::at_end(view, &mut before, nodes, asked) {

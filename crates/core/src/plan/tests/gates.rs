@@ -277,6 +277,14 @@ fn a_gate_over_several_nodes_waits_for_them_and_is_tried_again_as_a_whole() {
 }
 
 #[test]
+fn nobody_is_asked_where_nothing_has_begun() {
+    let rollout = json!({"gates": [{"name": "joint", "preset": "distributed-training"}]});
+    let mut fleet = Fleet::without_policy().driver_policy("gpu", policy(&rollout)).nodes(2, |node| node);
+    fleet.live(3 * 3600);
+    assert_eq!(fleet.told("gate joint"), [""; 0]);
+}
+
+#[test]
 fn a_bake_repeats_the_gates_that_need_no_device_and_counts_what_they_say() {
     let gates = json!([
         {"name": "ecc-errors", "preset": "ecc-errors"},
