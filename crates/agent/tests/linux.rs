@@ -76,7 +76,7 @@ fn stacked_and_busy_mounts_are_all_detached_and_their_neighbours_are_not() {
 }
 
 /// What a driver container mounts below `/run/nvidia` is on the host too (Bidirectional), and in every container that follows
-/// the host (HostToContainer); what the host mounts there comes to us.
+/// the host (`HostToContainer`); what the host mounts there comes to us.
 #[test]
 fn mounts_that_others_see_are_gone_for_them_too() {
     let Ok(directory) = std::env::var(INSIDE) else {
