@@ -5,7 +5,7 @@
 //!  kube.rs      cargo xtask kube        builds etcd and Kubernetes once, into a cache
 //!  helm.rs      cargo xtask helm        the same for Helm and helmfile (go.rs: how)
 //!  chart.rs     cargo xtask chart       writes what the chart takes from elsewhere, and what it renders to
-//!  image.rs     cargo xtask image       the static binary that the image is made of
+//!  image.rs     cargo xtask image       the static binaries that the images are made of
 //!  up.rs        cargo xtask up | down   a control plane with a simulated GPU fleet in the background
 //!  test.rs      cargo xtask test        every check, step by step
 //!  bench.rs     cargo xtask bench       the controller's time and cost on a real control plane
@@ -56,7 +56,7 @@ enum Task {
     Helm,
     /// Write the chart's copies of definitions, alerts and dashboard, and the golden files of what it renders to
     Chart,
-    /// Build the static binary that the image is made of, and check that it is static
+    /// Build the static binaries that the images are made of, and check that they are static
     Image,
     /// Start a control plane with a simulated GPU fleet in the background
     Up(up::Options),

@@ -51,7 +51,7 @@ const STEPS: [Step; 12] = [
         again: "cargo run --release -- simulate --seeds 2000",
         run: simulation::check,
     },
-    Step { name: "static binary", again: "cargo xtask image", run: image::check },
+    Step { name: "static binaries", again: "cargo xtask image", run: image::check },
 ];
 
 /// Runs all steps and sums them up.
