@@ -61,10 +61,11 @@ const RENDERED: [(&str, Look); 11] = [
 ];
 
 /// What is played on a real control plane.
-const STORIES: [(&str, Story); 5] = [
+const STORIES: [(&str, Story); 6] = [
     ("the command of the README installs a controller that upgrades a fleet", install::install),
     ("a controller without its features works with fewer permissions", install::features_off),
     ("an agent of a node writes its own node and no other", node_agents::own_node_only),
+    ("an agent of a node is refused nothing that it needs", node_agents::refused_nothing),
     ("the refresh Job runs by Helm's hook", refresh::by_helm),
     ("the refresh Job runs by Argo CD, once for each version", refresh::by_argocd),
 ];

@@ -1,5 +1,10 @@
 //! What the chart lets the agents of a node do: what they ask for, and each to its own node alone.
 
+use std::fs;
+
+use libtest_mimic::Failed;
+use serde_json::json;
+
 use crate::install::{available, documented};
 use crate::render::{Outcome, must, name, render};
 use crate::stage::Stage;
@@ -24,18 +29,26 @@ pub(crate) fn only_if_named() -> Outcome {
     must(some.len() == 8, || format!("{some:?}"))
 }
 
-/// The token of a pod says on which node the pod is, and that is the only node it may write.
-pub(crate) fn own_node_only(stage: &Stage) -> Outcome {
+/// Installs the chart with a node agent in it; returns the token of a pod on `gpu-01`.
+fn token(stage: &Stage) -> Result<String, Failed> {
     stage.sh(&format!("{} --set '{VALUE}'", documented("README.md", "helm install pitcrew ")?))?;
     available(stage)?;
     stage.sh("kubectl create serviceaccount node-agent -n gpu-operator")?;
     let pod = r#"{"spec": {"nodeName": "gpu-01", "serviceAccountName": "node-agent"}}"#;
     stage.sh(&format!("kubectl run agent -n gpu-operator --image=agent --overrides='{pod}'"))?;
-    let bound = stage.sh(
-        "kubectl create token node-agent -n gpu-operator --bound-object-kind Pod --bound-object-name agent",
-    )?;
+    let bound = "--bound-object-kind Pod --bound-object-name agent";
+    Ok(stage.sh(&format!("kubectl create token node-agent -n gpu-operator {bound}"))?.trim().to_owned())
+}
+
+fn server(stage: &Stage) -> Result<String, Failed> {
+    stage.sh("kubectl config view --minify -ojsonpath='{.clusters[0].cluster.server}'")
+}
+
+/// The token of a pod says on which node the pod is, and that is the only node it may write.
+pub(crate) fn own_node_only(stage: &Stage) -> Outcome {
+    let bound = token(stage)?;
     let loose = stage.sh("kubectl create token node-agent -n gpu-operator")?;
-    let server = stage.sh("kubectl config view --minify -ojsonpath='{.clusters[0].cluster.server}'")?;
+    let server = server(stage)?;
     // Without the certificate of the kubeconfig: it would count before any token.
     let agent = |token: &str, command: &str| {
         let who = format!(
@@ -65,4 +78,107 @@ pub(crate) fn own_node_only(stage: &Stage) -> Outcome {
     says(taint, "leaves its taints alone")?;
     says("delete pod agent -n gpu-operator", "cannot delete resource")?;
     says("get secrets -n gpu-operator", "cannot list resource")
+}
+
+/// The driver of this node is in use, so that nothing of it is unloaded: all that comes before is done.
+const MACHINE: [(&str, &str); 5] = [
+    ("proc/modules", "nvidia 56700928 1 - Live 0x0000000000000000\n"),
+    ("proc/self/mountinfo", ""),
+    ("proc/sys/kernel/random/boot_id", "boot-1\n"),
+    ("sys/module/nvidia/refcnt", "1\n"),
+    ("host/etc/os-release", ""),
+];
+const SAFE_LOAD: &str = "nvidia.com/gpu-driver-upgrade.driver-wait-for-safe-load";
+const ENABLED: &str = "nvidia.com/gpu-driver-upgrade-enabled";
+
+/// The program itself, with the token of such a pod: it empties its node and asks for a safe load, and is refused nothing.
+pub(crate) fn refused_nothing(stage: &Stage) -> Outcome {
+    // Who enters another root directory has to be root, if only of a namespace of its own; and no real driver is touched.
+    let namespace = "unshare --user --map-root-user";
+    if !stage.attempt(&format!("{namespace} true"))?.status.success() {
+        println!("this kernel does not allow a private user namespace here: nothing was tried");
+        return Ok(());
+    }
+    let token = token(stage)?;
+    let root = stage.dir().join("machine");
+    for (path, text) in MACHINE {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().ok_or("no parent")?)?;
+        fs::write(path, text)?;
+    }
+    let kubeconfig = stage.dir().join("agent.kubeconfig");
+    let cluster = json!({"server": server(stage)?, "insecure-skip-tls-verify": true});
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": {"token": token}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    });
+    fs::write(&kubeconfig, config.to_string())?;
+    let (kubeconfig, root) = (kubeconfig.display(), root.display());
+    hand_over(stage)?;
+    claim(stage)?;
+    let uninstall = format!(
+        "ENABLE_AUTO_DRAIN=false DRAIN_USE_FORCE=true {namespace} pitcrew node driver-manager uninstall_driver \
+         --node-name gpu-01 --kubeconfig {kubeconfig} --machine-root {root} 2>&1 || true"
+    );
+    let said = stage.sh(&uninstall)?;
+    must(said.contains("the driver cannot be unloaded, and nothing of it was"), || said.clone())?;
+    let left = stage.sh("kubectl get pod holder -n default --ignore-not-found -oname")?;
+    must(left.is_empty(), || format!("it was not evicted: {left}; {said}"))?;
+    let node = stage.sh("kubectl get node gpu-01 -oyaml")?;
+    must(!node.contains("paused-for") && !node.contains("unschedulable"), || node)?;
+    let events = stage.sh("kubectl get events -n default -ojsonpath='{.items[*].message}'")?;
+    must(events.contains("The driver manager failed"), || events)?;
+    let load = json!({"safeDriverLoad": {"enable": true, "annotation": SAFE_LOAD}});
+    stage.sh(&format!(
+        "kubectl create configmap safe-load -n gpu-operator --from-literal=config.json='{load}'"
+    ))?;
+    stage.sh(&format!(
+        "pitcrew node safe-load --node-name gpu-01 --configmap-name safe-load --configmap-namespace gpu-operator \
+         --kubeconfig {kubeconfig} & \
+         until kubectl get node gpu-01 -oyaml | grep -q {SAFE_LOAD}; do sleep 0.2; kill -0 $! || exit 1; done; \
+         kubectl annotate node gpu-01 {SAFE_LOAD}-; wait $!"
+    ))?;
+    let refused =
+        stage.refused()?.into_iter().filter(|line| line.contains(":node-agent: ")).collect::<Vec<_>>();
+    must(refused.is_empty(), || format!("refused was {refused:?}"))
+}
+
+/// The upgrade controller does not look after the node any more.
+fn hand_over(stage: &Stage) -> Outcome {
+    let off = json!({"spec": {"driver": {"upgradePolicy": {"autoUpgrade": false}}}});
+    stage.sh(&format!("kubectl patch clusterpolicy cluster-policy --type=merge -p '{off}'"))?;
+    let stays_away = format!(
+        "kubectl annotate node gpu-01 {ENABLED}- >&2; sleep 2; kubectl get node gpu-01 -oyaml | grep {ENABLED} || true"
+    );
+    stage.until(&stays_away, "nobody claims the node", str::is_empty).map(drop)
+}
+
+/// A pod on the node that holds a device.
+fn claim(stage: &Stage) -> Outcome {
+    let request = json!({"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com"}});
+    let claim = json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "gpu", "namespace": "default"},
+        "spec": {"devices": {"requests": [request]}},
+    });
+    let result = json!({"request": "r", "driver": "gpu.nvidia.com", "pool": "gpu-01", "device": "gpu-0"});
+    let status = json!({"status": {"allocation": {"devices": {"results": [result]}}}});
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "holder", "namespace": "default"},
+        "spec": {
+            "nodeName": "gpu-01",
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": "gpu"}],
+            "containers": [{"name": "main", "image": "m:1"}],
+        },
+    });
+    stage.sh(&format!("echo '{claim}' | kubectl create -f -"))?;
+    stage.sh(&format!(
+        "kubectl patch resourceclaim gpu -n default --subresource=status --type=merge -p '{status}'"
+    ))?;
+    stage.sh(&format!("echo '{pod}' | kubectl create -f -"))?;
+    stage.until("kubectl get pod holder -n default -ojsonpath={.status.phase}", "it runs", |phase| {
+        phase == "Running"
+    })?;
+    Ok(())
 }
