@@ -291,18 +291,15 @@ pub(super) fn count_rounds(
 /// What gates have said on the nodes of a stage. What was said at its end or in its bake stays as it was.
 pub(super) fn tally(view: &View<'_>, status: &mut StageStatus, nodes: &[&Member<'_>]) {
     status.gates.retain(|gate| gate.when != GateWhen::Node);
-    status.gates.extend(said_on(view, nodes.iter().copied()));
+    status.gates.extend(said_on(view, nodes));
     status.gates.sort_by(|a, b| (a.when, &a.name).cmp(&(b.when, &b.name)));
 }
 
 /// What gates have said on these nodes, as far as the nodes show it.
-pub(super) fn said_on<'m, 'a: 'm>(
-    view: &View<'_>,
-    nodes: impl Iterator<Item = &'m Member<'a>> + Clone,
-) -> Vec<GateStatus> {
+pub(super) fn said_on(view: &View<'_>, nodes: &[&Member<'_>]) -> Vec<GateStatus> {
     let on_all = |gate: &Gate| {
         let mut said = GateStatus::new(gate.name.as_str(), GateWhen::Node);
-        for member in nodes.clone() {
+        for member in nodes {
             if let Some(note) = passed_on(view, member, gate) {
                 said.pass(note.at.map(stamp), note.seconds);
             }

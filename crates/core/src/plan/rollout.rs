@@ -295,7 +295,9 @@ fn with_timeline(
     now: Timestamp,
 ) -> RolloutStatus {
     let mut news = timeline::news(said, &status, rollout, now);
-    news.iter_mut().for_each(|entry| fit::shorten(&mut entry.what));
+    for entry in &mut news {
+        fit::shorten(&mut entry.what);
+    }
     status.timeline.extend(news);
     let surplus = status.timeline.len().saturating_sub(TIMELINE_MAX);
     if surplus > 0 {

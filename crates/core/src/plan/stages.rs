@@ -178,7 +178,8 @@ impl<'a> Stages<'a> {
         if !self.list.is_empty() {
             return Vec::new(); // each stage says it of its own
         }
-        proofs::said_on(view, members.iter().filter(|member| !is_left_out(view, member)))
+        let nodes: Vec<&Member<'_>> = members.iter().filter(|member| !is_left_out(view, member)).collect();
+        proofs::said_on(view, &nodes)
     }
 
     /// What was said of a stage, with its nodes counted anew.
