@@ -77,7 +77,7 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "foreign cordons are lifted",
         file: "crates/core/src/plan/cordon.rs",
-        from: "holds.cordon && !kept",
+        from: "(holds.cordon || adopted) && !kept",
         to: "!kept",
     },
     Mutation {

@@ -113,8 +113,12 @@ fn at_rest(subject: &str, answer: &Answer, driver: &DriverAnswer, pen: &Pen) -> 
         _ => String::new(),
     };
     let by = if answer.cordoned_by_driver_manager { " by its driver manager" } else { ", not by pitcrew" };
+    let lift = format!(" Where no `finish` container lifts that, kubectl uncordon {} does.", answer.node);
+    let lift = if answer.cordoned_by_driver_manager { lift } else { String::new() };
     let out = match (answer.cordoned, answer.ready) {
-        (true, true) => format!("It is cordoned{by}: it takes no work and counts against maxUnavailable."),
+        (true, true) => {
+            format!("It is cordoned{by}: it takes no work and counts against maxUnavailable.{lift}")
+        }
         (true, false) => format!("It is cordoned{by}, and not Ready: it counts against maxUnavailable."),
         (false, false) => "The node is not Ready: it counts against maxUnavailable.".to_owned(),
         (false, true) => "Nothing to do.".to_owned(),

@@ -171,7 +171,8 @@ fn motion_name<S: serde::Serializer>(motion: &Motion, serializer: S) -> Result<S
 /// What the visit set on the node and puts back at its end.
 fn holds(node: &Node) -> Option<String> {
     let visit = node.visit.as_ref()?.as_ref().ok()?;
-    Some(match (visit.holds.cordon, node.unschedulable) {
+    let ours = visit.holds.cordon || node.is_cordoned_by_driver_manager();
+    Some(match (ours, node.unschedulable) {
         (true, true) => "the cordon, which pitcrew lifts at the end of the visit".to_owned(),
         (true, false) => "a cordon that somebody has lifted".to_owned(),
         (false, _) => "nothing; the node was cordoned by somebody else before, and stays so".to_owned(),

@@ -23,7 +23,8 @@ pub(super) fn shorten(sentence: &mut String) {
 
 /// The same for every sentence of a status that somebody else may have written a part of.
 pub(super) fn shorten_all(status: &mut RolloutStatus) {
-    let RolloutStatus { stages, gates, failures, relapses, .. } = status;
+    let RolloutStatus { message, stages, gates, failures, relapses, .. } = status;
+    message.iter_mut().for_each(shorten);
     for stage in stages.iter_mut() {
         stage.message.iter_mut().for_each(shorten);
     }

@@ -14,7 +14,7 @@ use super::start::{Hopeless, may_start, other_driver};
 use super::walk::{self, Decision};
 use super::waves::{Job, Ties};
 use super::{Plan, PoolPlan, PoolStatus, Verdict};
-use super::{clients, health, matrix, steady};
+use super::{clients, health, matrix, reboot, steady};
 use crate::action::Action;
 use crate::api::{Mode, ROLLOUT_FAILURES_MAX, RolloutStatus, StagePromotion};
 use crate::contract::{RELEASED_ANNOTATION, State};
@@ -505,7 +505,8 @@ fn muster<'a>(
         if let Some(early) = stages.early(view, index, member).filter(|_| settled && !claimed) {
             let refusal = health::refuses(view, member)
                 .or_else(|| other_driver(view, member).map(|driver| Reason::OtherDriver { driver }))
-                .or_else(|| (!member.node.ready).then_some(Reason::NodeNotReady { until: None }));
+                .or_else(|| (!member.node.ready).then_some(Reason::NodeNotReady { until: None }))
+                .or_else(|| reboot::refuses(member));
             member.start = refusal.map_or_else(
                 || ledger.take_in(member.node.is_out(), early),
                 |reason| Start::No(Box::new(reason)),

@@ -304,7 +304,10 @@ fn with_timeline(
         // The beginning stays: it says what it was about.
         status.timeline.drain(1..=surplus);
     }
-    fit::fit(&mut status);
+    // What was said had room.
+    if said != Some(&status) {
+        fit::fit(&mut status);
+    }
     status
 }
 

@@ -52,7 +52,10 @@ pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reas
     if !member.node.ready {
         return Err(Reason::NodeNotReady { until: None });
     }
-    if let Some(reason) = reboot::refuses(member) {
+    // One that is ours already goes on to its restart and waits there: here it would hold up whoever has to go with it. So does
+    // one whose new driver pod asks to be let in: its driver manager comes after that, and is the one to see what has ended.
+    let begun = member.walk().is_some() || member.needs_driver();
+    if let Some(reason) = reboot::refuses(member).filter(|_| !begun) {
         return Err(reason);
     }
     if let Some(reason) = health::refuses(view, member) {

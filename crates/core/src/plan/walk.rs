@@ -14,7 +14,7 @@ use super::removal::BudgetBook;
 use super::start::other_driver;
 use super::{PoolStatus, bake, gates, health, leaving, reboot, restart, steady, validation};
 use crate::action::{Action, Changes, NodePatch};
-use crate::contract::State;
+use crate::contract::{AGENT_CORDON_ANNOTATION, State};
 use crate::matrix::Unlisted;
 use crate::names::RevisionHash;
 use crate::policy::Policy;
@@ -245,18 +245,23 @@ fn in_service_and_current(member: &Member<'_>) -> bool {
     member.sync == Freshness::InSync && member.driver_ready && !member.asked_for
 }
 
-/// Without an operator that says so, driver-managers must learn from us that a controller looks after the node.
+/// Without an operator that says so, driver-managers must learn from us that a controller looks after the node. And what one
+/// said of a cordon that a person has lifted would pass for the truth about that person's next one.
 fn announce_ourselves(view: &View<'_>, member: &Member<'_>) -> Decision {
     let reason = member.spared().map_or(Reason::UpToDate, |version| Reason::SameVersion { version });
-    if member.announced {
+    let lifted = member.node.has_record_of_a_lifted_cordon();
+    if member.announced && !lifted {
         return Decision::stay(reason);
     }
-    let patch = NodePatch {
+    let mut patch = NodePatch {
         to: None,
         event: None,
         labels: Changes::default(),
         ..base_patch(view, member, State::UpgradeDone)
     };
+    if lifted {
+        patch.annotations.set(AGENT_CORDON_ANNOTATION, None);
+    }
     Decision::act(reason, Action::PatchNode(patch))
 }
 

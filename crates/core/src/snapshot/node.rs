@@ -120,6 +120,11 @@ impl Node {
         self.unschedulable && self.annotations.contains_key(AGENT_CORDON_ANNOTATION)
     }
 
+    /// The driver manager's record of a cordon that somebody has lifted since. The next cordon is not the driver manager's.
+    pub fn has_record_of_a_lifted_cordon(&self) -> bool {
+        !self.unschedulable && self.annotations.contains_key(AGENT_CORDON_ANNOTATION)
+    }
+
     /// How many devices it offers, as far as `counts` says that they are some.
     pub fn devices(&self, counts: impl Fn(&str) -> bool) -> u32 {
         let amounts = self.allocatable.iter().filter(|(name, _)| counts(name)).map(|(_, amount)| *amount);

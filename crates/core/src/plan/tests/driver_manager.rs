@@ -170,3 +170,28 @@ fn outside_of_a_visit_the_cordon_is_for_finish_to_lift() {
     assert_eq!(fleet.verdict("n").state, State::UpgradeRequired);
     assert!(fleet.snapshot.nodes["n"].unschedulable && has(&fleet, AGENT_CORDON_ANNOTATION));
 }
+
+#[test]
+fn what_is_said_of_a_cordon_that_a_person_lifted_is_forgotten_before_the_next_one() {
+    let record = r#"{"since":"2026-01-01T11:00:00Z"}"#;
+    let mut fleet = Fleet::new().with(node("n").annotation(AGENT_CORDON_ANNOTATION, record));
+    fleet.settle();
+    assert!(!has(&fleet, AGENT_CORDON_ANNOTATION));
+    assert_eq!(fleet.decisions(), [""; 0], "once");
+}
+
+#[test]
+fn a_node_of_an_atom_that_waits_for_a_reboot_does_not_hold_up_the_others() {
+    let rack = |spec: NodeSpec| spec.label("rack", "r");
+    let failed = rack(needs_reboot(node("n").outdated().at(State::UpgradeFailed)));
+    let policy = json!({
+        "driver": {"name": "gpu"},
+        "upgradePolicy": {"maxParallelUpgrades": 0, "maxUnavailable": "100%"},
+        "rollout": {"topology": {"atom": "rack"}},
+    });
+    let fleet = Fleet::without_policy().driver_policy("gpu", policy);
+    let mut fleet = fleet.with(failed).with(rack(node("o").outdated()));
+    fleet.set_label("n", "upgrade-required");
+    fleet.play();
+    assert_eq!(fleet.verdict("o").state, State::UpgradeDone, "{}", fleet.why("o"));
+}
