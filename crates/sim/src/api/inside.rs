@@ -4,19 +4,17 @@
 //! send is taken as a tree, and an object is turned into its type once for all of them ([`Object::typed`]).
 
 use std::collections::VecDeque;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::{FutureExt as _, Stream};
+use futures::{Stream, stream};
 use kube::runtime::watcher::Event;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::time::{Sleep, sleep};
+use tokio::sync::Notify;
+use tokio::time::sleep;
 
-use super::bell::Bell;
 use super::call::Call;
 use super::delete::{self, DeleteOptions, Deleted};
 use super::reply::Failure;
@@ -135,16 +133,17 @@ impl Inside {
     ) -> impl Stream<Item = Event<Arc<K>>> + Send + use<K> {
         let Target { group, resource, namespace, name, .. } = target;
         let selector = Selector::default();
-        Feed {
+        let feed = Feed {
             store: self.server.store.clone(),
             resource: if group.is_empty() { resource.clone() } else { format!("{resource}.{group}") },
             namespace: namespace.clone(),
             selector: Arc::new(if name.is_empty() { selector } else { selector.and_name(name) }),
             wake: Arc::default(),
             cursor: None,
-            wait: None,
+            is_served: true,
             events: VecDeque::new(),
-        }
+        };
+        stream::unfold(feed, |mut feed| async move { Some((feed.next().await, feed)) })
     }
 }
 
@@ -161,49 +160,41 @@ struct Feed<K> {
     resource: String,
     namespace: String,
     selector: Arc<Selector>,
-    wake: Arc<Bell>,
+    wake: Arc<Notify>,
     /// Everything up to this version has been told; `None`: nothing has.
     cursor: Option<u64>,
-    /// While the kind is not served: when it is looked again.
-    wait: Option<Pin<Box<Sleep>>>,
+    is_served: bool,
     events: VecDeque<Event<Arc<K>>>,
 }
 
-/// Written out, not an `async` block: an actor asks all its watches whenever one has news, so this runs far more often than
-/// anything else in a simulation.
-impl<K: Typed> Stream for Feed<K> {
-    type Item = Event<Arc<K>>;
-
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let feed = self.get_mut();
+impl<K: Typed> Feed<K> {
+    async fn next(&mut self) -> Event<Arc<K>> {
         loop {
-            if let Some(event) = feed.events.pop_front() {
-                return Poll::Ready(Some(event));
+            if let Some(event) = self.events.pop_front() {
+                return event;
             }
-            if let Some(wait) = &mut feed.wait {
-                ready!(wait.poll_unpin(context));
-            } else if feed.cursor.is_some() {
-                ready!(feed.wake.poll_heard(context));
+            self.pull();
+            match (self.events.is_empty(), self.is_served) {
+                (false, _) => {}
+                (true, true) => self.wake.notified().await,
+                (true, false) => sleep(NOT_SERVED_RETRY).await,
             }
-            feed.pull();
         }
     }
-}
 
-impl<K: Typed> Feed<K> {
     fn pull(&mut self) {
         let shared = self.store.clone();
         let mut store = lock(&shared);
         let version = store.version;
         let Ok(table) = store.table_mut(&self.resource) else {
             // A kind that is not served has no objects.
-            if self.wait.is_none() {
+            if self.is_served {
                 self.events.extend([Event::Init, Event::InitDone]);
             }
-            (self.wait, self.cursor) = (Some(Box::pin(sleep(NOT_SERVED_RETRY))), None);
+            (self.is_served, self.cursor) = (false, None);
             return;
         };
-        self.wait = None;
+        self.is_served = true;
         if let Some(cursor) = self.cursor.filter(|cursor| *cursor >= table.compacted) {
             let start = table.log.partition_point(|change| change.version <= cursor);
             for change in table.log.range(start..) {

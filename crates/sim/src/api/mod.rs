@@ -22,7 +22,6 @@
 //! replies, and owner garbage collection (an actor does that).
 
 mod apply;
-mod bell;
 mod call;
 mod checks;
 mod clock;

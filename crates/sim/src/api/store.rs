@@ -10,7 +10,6 @@
 //! to write; only this one writes.
 
 use super::apply::Ownership;
-use super::bell::Bell;
 use super::clock::Clock;
 use super::kinds::{self, Kind};
 use super::line::Line;
@@ -23,6 +22,7 @@ use serde_json::Value;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, OnceLock, Weak};
+use tokio::sync::Notify;
 
 /// Changes kept per resource. A watcher that falls further behind gets 410 and lists again, as with etcd's
 /// compaction; 100,000 is more than a 1,000-node upgrade makes.
@@ -176,7 +176,7 @@ pub(super) struct Watcher {
     /// Empty: all namespaces.
     pub(super) namespace: String,
     pub(super) selector: Arc<Selector>,
-    pub(super) wake: Weak<Bell>,
+    pub(super) wake: Weak<Notify>,
 }
 
 impl Watcher {
@@ -248,7 +248,7 @@ impl Table {
         self.watchers.retain(|watcher| {
             let Some(wake) = watcher.wake.upgrade() else { return false };
             if watcher.cares(&change) {
-                wake.ring();
+                wake.notify_one();
             }
             true
         });
@@ -272,7 +272,7 @@ impl Table {
 
     pub(super) fn wake_all(&self) {
         for wake in self.watchers.iter().filter_map(|watcher| watcher.wake.upgrade()) {
-            wake.ring();
+            wake.notify_one();
         }
     }
 }

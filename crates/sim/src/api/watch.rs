@@ -3,7 +3,6 @@
 //! Nothing is pushed: a change wakes the watches that it concerns, and each reads the log from its cursor when
 //! its client polls. So a slow client costs nothing, and one that falls behind the log gets 410, as from etcd.
 
-use super::bell::Bell;
 use super::call::{Call, Shape};
 use super::read::render;
 use super::reply::{self, Failure, Reply};
@@ -15,8 +14,8 @@ use futures::stream;
 use http::StatusCode;
 use http_body_util::{BodyExt as _, StreamBody};
 use serde_json::{Value, json};
-use std::future::poll_fn;
 use std::sync::Arc;
+use tokio::sync::Notify;
 use tokio::time::{Duration, Instant, sleep_until};
 use tower::BoxError;
 
@@ -37,7 +36,7 @@ struct Watch {
     namespace: String,
     selector: Arc<Selector>,
     shape: Shape,
-    wake: Arc<Bell>,
+    wake: Arc<Notify>,
     /// Everything up to this version has been told.
     cursor: u64,
     /// The initial events, until they are sent.
@@ -66,7 +65,7 @@ pub(super) fn watch(shared: &Shared, store: &mut Store, call: &Call) -> Result<R
         namespace: call.info.namespace.clone(),
         selector: Arc::new(selector),
         shape: call.shape.clone(),
-        wake: Arc::default(),
+        wake: Arc::new(Notify::new()),
         cursor: from,
         first: Vec::new(),
         deadline: now + Duration::from_secs(seconds),
@@ -127,7 +126,7 @@ impl Watch {
             let until = self.bookmark_at.map_or(self.deadline, |at| at.min(self.deadline));
             tokio::select! {
                 biased;
-                () = poll_fn(|context| self.wake.poll_heard(context)) => {}
+                () = self.wake.notified() => {}
                 () = sleep_until(until) => {
                     if until == self.deadline {
                         return None;
