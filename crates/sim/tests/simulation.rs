@@ -261,3 +261,17 @@ fn stages_windows_atoms_and_ways_back_are_drawn() {
     let backs = (0..8).filter(|seed| play(*seed, &wish).rollouts.contains_key("versions put back"));
     assert!(backs.count() > 0);
 }
+
+/// The embedded API told a bookmark where it should have ended a watch: the controller took it for the whole truth, and never
+/// knew of a node (10371), or of a start (10946).
+#[test]
+fn a_watch_that_is_cut_does_not_pretend_to_have_told_everything() {
+    let wish = |nodes: usize, faults: &[Fault]| Wish {
+        faults: Some(faults.iter().copied().collect()),
+        nodes: Some(nodes),
+        ..plain()
+    };
+    keeps_its_promises(10371, &wish(4, &[Fault::Compaction, Fault::Replace]));
+    let lossy = [Fault::Throttle, Fault::LostReply, Fault::LateReply, Fault::Compaction, Fault::PodDeleted];
+    keeps_its_promises(10946, &wish(15, &lossy));
+}

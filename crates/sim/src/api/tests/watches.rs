@@ -182,3 +182,16 @@ async fn kubes_watcher_survives_two_days_and_a_compaction() {
     assert_eq!(next_name(&mut events).await, "a", "a relist");
     assert_eq!(server.now().to_string(), "2026-01-03T00:00:00Z");
 }
+
+/// A bookmark instead of the end would say that the watch had told everything up to then.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_cut_ends_at_once_and_says_no_bookmark() {
+    let server = server();
+    let client = server.client();
+    let nodes = all::<Node>(&client);
+    let seen = add_node(&client, "a").await.resource_version().unwrap();
+    let mut events = pin!(nodes.watch(&WatchParams::default(), &seen).await.unwrap());
+    assert!(futures::poll!(events.next()).is_pending());
+    server.lines().cut("user");
+    assert!(matches!(futures::poll!(events.next()), std::task::Poll::Ready(None)));
+}
