@@ -358,8 +358,8 @@ const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "a pool takes nodes of another",
-        file: "crates/core/src/policy/mod.rs",
-        from: "self.node_selector.iter().all(|(k, v)| labels.get(k) == Some(v))",
+        file: "crates/core/src/plan/pool.rs",
+        from: "self.policy.selects(node.labels()) || (visited() && !taken())",
         to: "true",
     },
 ];

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use pitcrew_core::contract::{
-    AGENT_CORDON_ANNOTATION, DEFAULT_LABEL_DOMAIN, HOST_DRIVER_ANNOTATION, KEEP_CORDONED_LABEL, Keys,
-    NEEDS_REBOOT_ANNOTATION, VISIT_ANNOTATION, nvsentinel,
+    AGENT_CORDON_ANNOTATION, DEFAULT_LABEL_DOMAIN, GPU_DRIVER, HOST_DRIVER_ANNOTATION, KEEP_CORDONED_LABEL,
+    Keys, NEEDS_REBOOT_ANNOTATION, VISIT_ANNOTATION, nvsentinel,
 };
 use pitcrew_core::driver_manager::{CordonRecord, NeedsReboot};
 use pitcrew_core::selector::Labels;
@@ -60,7 +60,7 @@ impl Node {
 
     /// An upgrade controller looks after the node.
     pub fn is_managed(&self) -> bool {
-        let key = Keys::new(&"gpu".into(), DEFAULT_LABEL_DOMAIN).enabled;
+        let key = Keys::new(&GPU_DRIVER.into(), DEFAULT_LABEL_DOMAIN).enabled;
         self.annotations.get(&key).is_some_and(|value| value == "true")
     }
 

@@ -118,11 +118,14 @@ fn many(args: &Args, wish: &Wish) -> anyhow::Result<ExitCode> {
     let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let watch = Stopwatch::start();
     let draws = args.output.is_none() && terminal::can_draw(&std::io::stderr());
-    let bar = Mutex::new(Bar { drawn: None, of: args.seeds, watch });
+    let bar = Mutex::new(Bar { drawn: None, of: args.seeds, watch, told: BTreeSet::new() });
     let seeds = args.from..args.from.saturating_add(args.seeds);
     let total = simulate::run_all(seeds, wish, threads, |total| {
+        let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
         if draws {
-            bar.lock().unwrap_or_else(PoisonError::into_inner).draw(total);
+            bar.draw(total);
+        } else {
+            bar.tell(total);
         }
         total.broken.len() < BROKEN_MAX
     })?;
@@ -146,6 +149,8 @@ struct Bar {
     drawn: Option<Duration>,
     of: u64,
     watch: Stopwatch,
+    /// The failures that were told of.
+    told: BTreeSet<u64>,
 }
 
 impl Bar {
@@ -170,5 +175,14 @@ impl Bar {
             },
         );
         let _ = std::io::stderr().flush();
+    }
+
+    /// Without a bar, a failure is told at once: a long run need not be over for somebody to look at it.
+    fn tell(&mut self, total: &Total) {
+        for (seed, run) in &total.broken {
+            if let Some(violation) = run.violation.as_ref().filter(|_| self.told.insert(*seed)) {
+                eprintln!("seed {seed} breaks {}", violation.promise);
+            }
+        }
     }
 }

@@ -312,6 +312,7 @@ fn parts_of_atoms(
         let skipped = node.mark(&policy.keys.skip) == Some("true");
         !skipped
             && !has_failed(policy, node)
+            && !node.is_out_again(&policy.driver)
             && driver_is_current(snapshot, policy, done, name) == Some(false)
     };
     let started: BTreeSet<&NodeName> = starts.iter().map(|(_, name)| *name).collect();
@@ -324,8 +325,10 @@ fn parts_of_atoms(
             torn.insert(atom);
         }
     }
+    let again = |name: &NodeName| snapshot.nodes[name].is_out_again(&policy.driver);
     let is_part = |name: &NodeName| {
         atom(name).is_some_and(|atom| torn.contains(atom) && !under_way.contains(atom))
+            && !again(name)
             && !only_loads(snapshot, policy, done, name)
     };
     starts.into_iter().filter(|(_, name)| is_part(name)).map(|(i, name)| (i, name.clone())).collect()
@@ -411,10 +414,7 @@ fn before_their_stage(
         Pick::Labelled(labels) => labels.iter().all(|(key, value)| node.labels().get(key) == Some(value)),
         Pick::First(_) | Pick::Rest => true,
     };
-    let again = |node: &Node| {
-        let visit = node.visit.as_ref().and_then(|visit| visit.as_ref().ok());
-        visit.and_then(|visit| visit.drivers.get(&policy.driver)).is_some_and(|walk| walk.attempts > 0)
-    };
+    let again = |node: &Node| node.walk_of(&policy.driver).is_some_and(|walk| walk.attempts > 0);
     let early = |name: &NodeName| {
         let node = snapshot.nodes.get(name).filter(|node| !again(node));
         node.is_some_and(|node| !open.clone().any(|stage| takes(stage, node)))
@@ -474,8 +474,7 @@ fn not_listed(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[(us
 }
 
 fn has_failed(policy: &Policy, node: &Node) -> bool {
-    let visit = node.visit.as_ref().and_then(|visit| visit.as_ref().ok());
-    let recorded = visit.and_then(|visit| visit.drivers.get(&policy.driver)).map(|walk| walk.state);
+    let recorded = node.walk_of(&policy.driver).map(|walk| walk.state);
     let labelled = || node.mark(&policy.keys.state).and_then(|value| value.parse::<State>().ok());
     recorded.or_else(labelled) == Some(State::UpgradeFailed)
 }

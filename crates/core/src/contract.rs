@@ -46,6 +46,8 @@ pub const ROLLOUT_LABEL: &str = "pitcrew.dev/rollout";
 pub const GATE_RUN_ANNOTATION: &str = "pitcrew.dev/gate-run";
 /// The taint that a cordon stands for.
 pub const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
+/// The driver that ClusterPolicy and NVIDIADriver speak of, and the driver manager loads.
+pub const GPU_DRIVER: &str = "gpu";
 /// NVIDIA's name of a whole GPU as a resource, and the key of the taint that keeps other work off GPU nodes.
 pub const GPU_RESOURCE: &str = "nvidia.com/gpu";
 /// The label by which DaemonSet pods tell which template they were made from.

@@ -95,10 +95,7 @@ const ENABLED: &str = "nvidia.com/gpu-driver-upgrade-enabled";
 pub(crate) fn refused_nothing(stage: &Stage) -> Outcome {
     // Who enters another root directory has to be root, if only of a namespace of its own; and no real driver is touched.
     let namespace = "unshare --user --map-root-user";
-    if !stage.attempt(&format!("{namespace} true"))?.status.success() {
-        println!("this kernel does not allow a private user namespace here: nothing was tried");
-        return Ok(());
-    }
+    let may_enter = stage.attempt(&format!("{namespace} true"))?.status.success();
     let token = token(stage)?;
     let root = stage.dir().join("machine");
     for (path, text) in MACHINE {
@@ -117,10 +114,24 @@ pub(crate) fn refused_nothing(stage: &Stage) -> Outcome {
     fs::write(&kubeconfig, config.to_string())?;
     let (kubeconfig, root) = (kubeconfig.display(), root.display());
     hand_over(stage)?;
+    if may_enter {
+        let arguments = format!("--kubeconfig {kubeconfig} --machine-root {root}");
+        unloads_nothing(stage, &format!("{namespace} pitcrew"), &arguments)?;
+    } else {
+        println!("this kernel allows no private user namespace here: the driver manager was not tried");
+    }
+    safe_load(stage, &kubeconfig.to_string())?;
+    let refused =
+        stage.refused()?.into_iter().filter(|line| line.contains(":node-agent: ")).collect::<Vec<_>>();
+    must(refused.is_empty(), || format!("refused was {refused:?}"))
+}
+
+/// The driver manager empties its node, and finds that the driver is in use.
+fn unloads_nothing(stage: &Stage, program: &str, arguments: &str) -> Outcome {
     claim(stage)?;
     let uninstall = format!(
-        "ENABLE_AUTO_DRAIN=false DRAIN_USE_FORCE=true {namespace} pitcrew node driver-manager uninstall_driver \
-         --node-name gpu-01 --kubeconfig {kubeconfig} --machine-root {root} 2>&1 || true"
+        "ENABLE_AUTO_DRAIN=false DRAIN_USE_FORCE=true {program} node driver-manager uninstall_driver \
+         --node-name gpu-01 {arguments} 2>&1 || true"
     );
     let said = stage.sh(&uninstall)?;
     must(said.contains("the driver cannot be unloaded, and nothing of it was"), || said.clone())?;
@@ -129,20 +140,22 @@ pub(crate) fn refused_nothing(stage: &Stage) -> Outcome {
     let node = stage.sh("kubectl get node gpu-01 -oyaml")?;
     must(!node.contains("paused-for") && !node.contains("unschedulable"), || node)?;
     let events = stage.sh("kubectl get events -n default -ojsonpath='{.items[*].message}'")?;
-    must(events.contains("The driver manager failed"), || events)?;
+    must(events.contains("The driver manager failed"), || events)
+}
+
+/// Asks for a safe load, and gets it.
+fn safe_load(stage: &Stage, kubeconfig: &str) -> Outcome {
     let load = json!({"safeDriverLoad": {"enable": true, "annotation": SAFE_LOAD}});
     stage.sh(&format!(
         "kubectl create configmap safe-load -n gpu-operator --from-literal=config.json='{load}'"
     ))?;
     stage.sh(&format!(
-        "pitcrew node safe-load --node-name gpu-01 --configmap-name safe-load --configmap-namespace gpu-operator \
+        "timeout 60 pitcrew node safe-load --node-name gpu-01 --configmap-name safe-load --configmap-namespace gpu-operator \
          --kubeconfig {kubeconfig} & \
          until kubectl get node gpu-01 -oyaml | grep -q {SAFE_LOAD}; do sleep 0.2; kill -0 $! || exit 1; done; \
          kubectl annotate node gpu-01 {SAFE_LOAD}-; wait $!"
-    ))?;
-    let refused =
-        stage.refused()?.into_iter().filter(|line| line.contains(":node-agent: ")).collect::<Vec<_>>();
-    must(refused.is_empty(), || format!("refused was {refused:?}"))
+    ))
+    .map(drop)
 }
 
 /// The upgrade controller does not look after the node any more.

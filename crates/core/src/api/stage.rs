@@ -140,20 +140,20 @@ impl GateStatus {
     /// It failed once more.
     pub fn fail(&mut self, at: Option<Time>, why: String, log: &str) {
         self.failed = self.failed.saturating_add(1);
-        if self.is_news(at) {
+        if self.is_news(at) || self.message.is_none() {
             self.last_seconds = None;
+            self.message = Some(why);
+            self.log = Some(log.to_owned()).filter(|log| !log.is_empty());
         }
-        self.message = Some(why);
-        self.log = Some(log.to_owned()).filter(|log| !log.is_empty());
     }
 
     /// Once more it could not judge.
     pub fn unjudge(&mut self, at: Option<Time>, why: String) {
         self.unjudged = self.unjudged.saturating_add(1);
-        if self.is_news(at) {
+        if self.is_news(at) || self.message.is_none() {
             self.last_seconds = None;
+            self.message = Some(why);
         }
-        self.message = Some(why);
     }
 
     /// Nothing that is known was said later. Nodes tell in the order of their names.

@@ -144,11 +144,14 @@ fn times(count: u32) -> String {
 fn restarts(view: &View<'_>, before: &BakeStatus, member: &Member<'_>) -> u32 {
     let Some(pod) = member.pod.filter(|pod| pod.restarts > 0) else { return 0 };
     let last = member.node.last_visit.as_ref();
+    let of_this = last.is_some_and(|last| last.rollout_of(&view.policy.driver) == view.rollout.as_deref());
     match last.and_then(|last| last.pods.get(&view.policy.driver)) {
-        // It is watched again when it is up, see [`note_boot`].
-        Some(known) if !known.is_same_boot(member.node) => 0,
+        // It is watched again when it is up, see [`note_boot`]. Of another rollout only the same pod is known.
+        Some(known) if (of_this || known.uid == pod.uid) && !known.is_same_boot(member.node) => 0,
         // Counted, since the node's clock may be another one than ours.
         Some(known) if known.uid == pod.uid => pod.restarts.saturating_sub(known.restarts),
+        // It came in place of the one that the rollout left behind: by order, and not by clocks that may differ.
+        Some(_) if of_this => pod.restarts,
         _ if pod.created >= before.since.0 => pod.restarts,
         // In a crash loop it does not even run. The API tells whole seconds: one that restarts in the very first counts.
         _ => {

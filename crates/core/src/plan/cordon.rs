@@ -76,12 +76,12 @@ pub(super) fn take_in(view: &View<'_>, member: &Member<'_>, early: &Early) -> De
     visit.early = true;
     visit.before = clients::before(view, member);
     patch.annotations.set(VISIT_ANNOTATION, Some(visit.to_text()));
-    let when = match early {
-        Early::Stage(stage) => format!("before stage {stage} is open"),
-        Early::Gates => "by itself, past its gates".to_owned(),
+    let came = match early {
+        Early::Stage(stage) => format!("came up with the new driver before stage {stage} is open"),
+        Early::Gates => "came up with the new driver by itself, past its gates".to_owned(),
+        Early::DriverManager => "was cordoned by its driver manager, and its driver is up".to_owned(),
     };
-    let message =
-        format!("The node came up with the new driver {when}; it is cordoned and proven like a canary");
+    let message = format!("The node {came}; it is cordoned and proven like a canary");
     patch.event = Some(warning(view, message));
     Decision::act(Reason::Moving { to }, Action::PatchNode(patch))
 }

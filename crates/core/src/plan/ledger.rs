@@ -32,6 +32,8 @@ pub struct Ledger {
     pub max_out: usize,
     /// Nodes that failed.
     pub failed: usize,
+    /// Of these, the ones whose failure says nothing about the version.
+    pub blameless: usize,
     /// So many may fail before no more are started.
     pub max_failed: usize,
     /// Those that start now, in their order.

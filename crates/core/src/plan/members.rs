@@ -14,7 +14,7 @@ use crate::policy::Policy;
 use crate::reason::{Limit, Reason};
 use crate::snapshot::{DaemonSet, Node, Object, OwnerKind, Pending, Pod, Setback, SetbackKind};
 use crate::version::DriverVersion;
-use crate::visit::{Visit, Walk};
+use crate::visit::{Cause, Visit, Walk};
 
 /// One node of a pool.
 #[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
@@ -78,6 +78,8 @@ pub(super) enum Start {
 
 /// Why a node that came up with the new driver by itself is taken out.
 pub(super) enum Early {
+    /// Its driver manager had cordoned it, and nobody else gives it back.
+    DriverManager,
     /// The stage of this name, which it belongs to, is not open.
     Stage(String),
     /// Its gates have not seen the driver.
@@ -175,6 +177,13 @@ impl<'a> Member<'a> {
             State::UpgradeFailed => self.walk().is_some_and(anew),
             _ => false,
         }
+    }
+
+    /// It failed, and that says nothing about the version: the new driver never came to run. Only a reboot helps.
+    pub(super) fn failed_blameless(&self) -> bool {
+        let failed = self.walk().filter(|walk| walk.state == State::UpgradeFailed);
+        let failure = failed.and_then(|walk| walk.failure.as_ref());
+        failure.is_some_and(|failure| matches!(failure.cause, Cause::NeedsReboot { .. }))
     }
 
     /// Where a write under way takes it.
@@ -290,8 +299,11 @@ fn member<'a>(
         }
         sync => sync,
     };
-    // A person has taken it out; or its driver is the wanted one already, and only has to be loaded.
-    let alone = node.mark(&policy.keys.skip) == Some("true") || (waits_for_load && sync == Freshness::InSync);
+    // A person has taken it out; or its driver is the wanted one already, and only has to be loaded; or it is out since
+    // an earlier attempt, and would keep the others of its atom from the place that only its return makes free.
+    let alone = node.mark(&policy.keys.skip) == Some("true")
+        || (waits_for_load && sync == Freshness::InSync)
+        || node.is_out_again(&policy.driver);
     Some(Member {
         name,
         node,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::SignedDuration;
 
 use super::ledger::{Candidate, Ledger};
-use super::members::{Freshness, Member, Standing, Start, members};
+use super::members::{Early, Freshness, Member, Standing, Start, members};
 use super::removal::BudgetBook;
 use super::rollback::{self, Wanted};
 use super::stages::{self, Stages};
@@ -469,6 +469,7 @@ fn muster<'a>(
         ledger.count(moving, out, foreign);
         ties.count(policy, &member, moving, out);
         ledger.failed += usize::from(member.state() == State::UpgradeFailed);
+        ledger.blameless += usize::from(member.failed_blameless());
         let claimed = claims.get(&(&view.pool.driver, member.name));
         let refuses = member.refuses(view.snapshot.now);
         let free = claimed.is_none() && pending.is_none() && !refuses && !unsure;
@@ -502,7 +503,9 @@ fn muster<'a>(
         member.stage_moves = stages.index(index).is_none_or(|stage| stages.moves(stage));
         let settled = member.pending.is_none() && !member.refuses(view.snapshot.now);
         let claimed = claims.contains_key(&(&view.pool.driver, member.name));
-        if let Some(early) = stages.early(view, index, member).filter(|_| settled && !claimed) {
+        let early = stages.early(view, index, member);
+        let early = early.or_else(|| reboot::came_back(view, member).then_some(Early::DriverManager));
+        if let Some(early) = early.filter(|_| settled && !claimed) {
             let refusal = health::refuses(view, member)
                 .or_else(|| other_driver(view, member).map(|driver| Reason::OtherDriver { driver }))
                 .or_else(|| (!member.node.ready).then_some(Reason::NodeNotReady { until: None }))

@@ -3,9 +3,10 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::members::Member;
+use super::members::{Freshness, Member, Standing};
 use super::pool::View;
 use super::walk::{Decision, deadline, fail, ran_out};
+use crate::contract::{GPU_DRIVER, KEEP_CORDONED_LABEL, State};
 use crate::reason::Reason;
 use crate::visit::{Cause, Finding, Walk};
 
@@ -29,6 +30,19 @@ pub(super) fn wait(
     let what = member.node.needs_reboot().map(|record| record.why.clone()).unwrap_or_default();
     let found = Finding { about: member.pod.map(|pod| pod.name.clone()), ..Finding::plain(what) };
     Some(fail(view, member, walk, Cause::NeedsReboot { found, seconds: limit.as_secs() }))
+}
+
+/// Its driver manager had taken it out, and its driver is up again. Where nothing in its driver pod gives it back, we do, when it
+/// has proved itself.
+pub(super) fn came_back(view: &View<'_>, member: &Member<'_>) -> bool {
+    let is = |label: &str| member.node.mark(label) == Some("true");
+    let left_alone = is(&view.policy.keys.skip) || is(KEEP_CORDONED_LABEL) || member.asked_for;
+    // There is a driver manager for GPUs alone.
+    view.policy.driver.as_str() == GPU_DRIVER
+        && matches!(member.standing, Standing::Label(State::Unknown | State::UpgradeDone))
+        && member.node.is_cordoned_by_driver_manager()
+        && (member.sync, member.driver_ready) == (Freshness::InSync, true)
+        && !left_alone
 }
 
 fn reason(member: &Member<'_>, until: Option<Timestamp>) -> Option<Reason> {

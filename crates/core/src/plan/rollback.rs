@@ -327,7 +327,7 @@ fn why_wrong(pool: &Pool, rollout: &Rollout, done: &PoolPlan) -> Option<String> 
     if rules.on_failure.unwrap_or(by_default) == OnFailure::Pause {
         return None;
     }
-    let (failed, limit) = (done.ledger.failed, done.ledger.max_failed);
+    let (failed, limit) = (done.ledger.failed - done.ledger.blameless, done.ledger.max_failed);
     match bad {
         Some(stage) => {
             Some(format!("stage {} failed: {}", stage.name, stage.message.as_deref().unwrap_or_default()))

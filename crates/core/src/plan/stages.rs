@@ -37,6 +37,8 @@ struct Count {
     total: usize,
     done: usize,
     failed: usize,
+    /// Of those that failed, the ones that say nothing about the version.
+    blameless: usize,
     moving: usize,
     out: usize,
     /// The first that is neither done nor failed.
@@ -215,12 +217,18 @@ impl<'a> Stages<'a> {
         if before.phase == StagePhase::Spoiled {
             return before;
         }
-        if count.failed > limit {
-            let message =
-                format!("{} of its {} nodes failed, and at most {limit} may", count.failed, count.total);
+        let (failed, total) = (count.failed - count.blameless, count.total);
+        if failed > limit {
+            let message = format!("{failed} of its {total} nodes failed, and at most {limit} may");
             return StageStatus { phase: StagePhase::Failed, message: Some(message), ..before };
         }
-        if let Some(message) = self.knows_nothing(index) {
+        let waits = (count.failed > limit).then(|| {
+            let many = count.blameless;
+            format!(
+                "{many} of its {total} nodes failed and wait for a reboot, which says nothing of this version"
+            )
+        });
+        if let Some(message) = waits.or_else(|| self.knows_nothing(index)) {
             let phase = if before.phase == StagePhase::Waiting { StagePhase::Moving } else { before.phase };
             return StageStatus { phase, message: Some(message), ..before };
         }
@@ -437,6 +445,7 @@ fn count(view: &View<'_>, stages: &[Stage], of: &[usize], members: &[Member<'_>]
         count.total += 1;
         count.done += usize::from(done);
         count.failed += usize::from(state == State::UpgradeFailed);
+        count.blameless += usize::from(member.failed_blameless());
         if !done && state != State::UpgradeFailed && count.unfinished.is_none() {
             count.unfinished = Some(member.name.clone());
         }

@@ -12,13 +12,13 @@ use super::rules::{self, Moves, Rules};
 use super::values::{Defaults, Upgrade, Values};
 use super::{Devices, Pattern, Policy, Pool, Problem, Source};
 use crate::api::{DevicesSpec, DriverPolicySpec, DriverSpec, Mode, TimeoutAction, UpgradePolicySpec};
-use crate::contract::{DEFAULT_LABEL_DOMAIN, DRIVER_OWNER_LABEL, Keys, TIMEOUT_ACTION_ANNOTATION};
+use crate::contract::{
+    DEFAULT_LABEL_DOMAIN, DRIVER_OWNER_LABEL, GPU_DRIVER, Keys, TIMEOUT_ACTION_ANNOTATION,
+};
 use crate::names::DriverName;
 use crate::selector::Labels;
 use crate::snapshot::{DaemonSet, Sources};
 
-/// The driver that ClusterPolicy and NVIDIADriver speak of.
-const GPU: &str = "gpu";
 const GPU_DAEMON_SETS: &str = "app=nvidia-driver-daemonset";
 const GPU_DAEMON_SETS_BY_COMPONENT: &str = "app.kubernetes.io/component=nvidia-driver";
 const GPU_VALIDATOR: &str = "app=nvidia-operator-validator";
@@ -43,7 +43,7 @@ pub fn resolve<'a>(
     let mut pools: Vec<Pool> =
         policies.map(|(name, spec)| from_driver_policy(name, spec, sources, &daemon_sets)).collect();
     let ruled = |driver: &str| sources.driver_policies.values().any(|spec| spec.driver.name == driver);
-    if !ruled(GPU) {
+    if !ruled(GPU_DRIVER) {
         pools.extend(gpu_pools(sources, namespace));
     }
     if !ruled(OFED) {
@@ -102,7 +102,7 @@ fn from_driver_policy(
         let inherited = renderer.map(|renderer| inherited_from(&renderer, sources)).transpose()?;
         let mut values = Values::new(source.to_string(), inherited);
         let upgrade = values.upgrade(&spec.upgrade_policy, Defaults::DRIVER_POLICY)?;
-        let nvidia = spec.driver.name == GPU;
+        let nvidia = spec.driver.name == GPU_DRIVER;
         let limits = rules::limits(&spec.limits)?;
         let rules = Rules {
             moves: rules::moves(&spec.rollout, &limits)?,
@@ -133,7 +133,7 @@ fn from_cluster_policy(name: &str, object: &ClusterPolicyFacts, namespace: &str)
         let basics = gpu_basics(namespace, GPU_DAEMON_SETS)?;
         Ok(basics.policy(upgrade, Rules::standard(true)?, values))
     })();
-    Pool { name: name.into(), source, driver: GPU.into(), policy }
+    Pool { name: name.into(), source, driver: GPU_DRIVER.into(), policy }
 }
 
 fn from_nvidia_driver(name: &str, spec: &Value, namespace: &str) -> Pool {
@@ -149,7 +149,7 @@ fn from_nvidia_driver(name: &str, spec: &Value, namespace: &str) -> Pool {
             ..basics.policy(upgrade, Rules::standard(true)?, values)
         })
     })();
-    Pool { name: name.into(), source, driver: GPU.into(), policy }
+    Pool { name: name.into(), source, driver: GPU_DRIVER.into(), policy }
 }
 
 fn from_nic_cluster_policy(name: &str, ofed: &Value, daemon_sets: &[&DaemonSet]) -> Pool {
@@ -258,7 +258,7 @@ struct Basics {
 
 fn driver_basics(spec: &DriverSpec) -> Result<Basics, Problem> {
     let driver = DriverName::from(spec.name.as_str());
-    let is_gpu = spec.name == GPU;
+    let is_gpu = spec.name == GPU_DRIVER;
     let selector_text = spec.daemon_sets.as_ref().and_then(|d| d.selector.clone());
     let selector_text =
         selector_text.or_else(|| is_gpu.then(|| GPU_DAEMON_SETS.to_owned())).ok_or_else(|| {
@@ -301,7 +301,7 @@ fn gpu_devices() -> Devices {
 }
 
 fn gpu_basics(namespace: &str, selector_text: &str) -> Result<Basics, Problem> {
-    let driver = DriverName::from(GPU);
+    let driver = DriverName::from(GPU_DRIVER);
     Ok(Basics {
         keys: Keys::new(&driver, DEFAULT_LABEL_DOMAIN),
         driver,

@@ -6,11 +6,11 @@ use super::about::{About, Thing};
 use super::culprit::culprits;
 use super::{Foreign, Limit, Motion, Narrow, Reason};
 use crate::api::StagePhase;
-use crate::contract::{MATRIX_KEY, State, VISIT_ANNOTATION, nvsentinel};
+use crate::contract::{MATRIX_KEY, NEEDS_REBOOT_ANNOTATION, State, VISIT_ANNOTATION, nvsentinel};
 use crate::matrix::{Place, Unlisted, WhyUnlisted};
 use crate::names::{NodeName, ObjectName};
 use crate::policy::Source;
-use crate::snapshot::Pod;
+use crate::snapshot::{Node, Pod};
 use crate::visit::{Cause, Finding, Remedy};
 
 /// One thing that a person can do.
@@ -145,7 +145,11 @@ fn reboot(about: &About<'_>) -> Vec<Advice> {
     let boot = format!(
         "kubectl debug node/{node} --profile=sysadmin --image=busybox -- chroot /host systemctl reboot"
     );
-    vec![to("reboot it", boot).but("everything on the node stops"), who]
+    let record = about.snapshot.nodes.get(node).and_then(Node::needs_reboot);
+    let done = record.filter(|record| record.boot.is_empty()).map(|_| {
+        to("say that it is done", format!("kubectl annotate node {node} {NEEDS_REBOOT_ANNOTATION}-"))
+    });
+    [to("reboot it", boot).but("everything on the node stops")].into_iter().chain(done).chain([who]).collect()
 }
 
 fn open_stage(about: &About<'_>, before: StagePhase) -> Vec<Advice> {

@@ -7,6 +7,7 @@ use super::{Kind, Reason, Remedy};
 use crate::api::{OnBlocked, TimeoutAction};
 use crate::contract::State;
 use crate::policy::{Policy, Removal};
+use crate::snapshot::Node;
 use crate::visit::Cause;
 
 /// Whether a node goes on by itself.
@@ -94,7 +95,7 @@ pub fn next(about: &About<'_>) -> Option<Next> {
         Reason::Skipped { .. } => "nothing, as long as the label is there".to_owned(),
         Reason::OtherDriver { driver } => format!("starts when driver {driver} is done on this node"),
         Reason::NodeNotReady { until: None } => "starts when the node is Ready and has a slot".to_owned(),
-        Reason::NeedsReboot { until, .. } => rebooted(*until),
+        Reason::NeedsReboot { until, .. } => rebooted(about, *until),
         Reason::Quarantined { .. } => "starts when the health system has released it".to_owned(),
         Reason::BreakerTripped => {
             "starts when the breaker is closed again; pitcrew never closes it".to_owned()
@@ -159,8 +160,15 @@ pub fn next(about: &About<'_>) -> Option<Next> {
 }
 
 /// A node whose driver only a reboot brings back.
-fn rebooted(until: Option<Timestamp>) -> String {
+fn rebooted(about: &About<'_>, until: Option<Timestamp>) -> String {
+    let node = about.snapshot.nodes.get(about.node);
+    // Nobody knows in which boot plain words were written.
+    let plain = node.and_then(Node::needs_reboot).is_some_and(|record| record.boot.is_empty());
     match until {
+        None if plain => "goes on when somebody removes its annotation pitcrew.dev/needs-reboot",
+        Some(_) if plain => {
+            "if nobody has removed its annotation pitcrew.dev/needs-reboot by then, the node fails (upgrade-failed)"
+        }
         None => "goes on when it was rebooted, or whatever holds the driver has ended; until then it is not given back",
         Some(_) => {
             "if neither a reboot nor the end of what holds the driver has helped by then, the node fails \

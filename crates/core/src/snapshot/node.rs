@@ -9,9 +9,9 @@ use crate::contract::{
 };
 use crate::driver_manager::NeedsReboot;
 use crate::health::HealthHold;
-use crate::names::{ResourceVersion, Uid};
+use crate::names::{DriverName, ResourceVersion, Uid};
 use crate::selector::Labels;
-use crate::visit::{LastVisit, Unreadable, Visit};
+use crate::visit::{LastVisit, Unreadable, Visit, Walk};
 
 /// A node, as far as it matters.
 #[derive(Clone, Debug, PartialEq)]
@@ -145,6 +145,16 @@ impl Node {
     /// Takes no new work, for whatever cause.
     pub fn is_out(&self) -> bool {
         self.unschedulable || !self.ready
+    }
+
+    /// It is out, and this driver is tried on it again.
+    pub fn is_out_again(&self, driver: &DriverName) -> bool {
+        self.is_out() && self.walk_of(driver).is_some_and(|walk| walk.attempts > 0)
+    }
+
+    /// How far this driver is on it, if it is on a visit for it.
+    pub fn walk_of(&self, driver: &DriverName) -> Option<&Walk> {
+        self.visit.as_ref()?.as_ref().ok()?.drivers.get(driver)
     }
 }
 

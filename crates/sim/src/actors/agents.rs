@@ -165,7 +165,7 @@ impl Agents {
     /// Starts `finish`, which runs beside the driver's container from its first moment, unless it runs or has done its work.
     pub(super) fn finish(&mut self, way: &Way, key: &Key, pod: &Pod, place: Place<'_>) {
         let due = |pod: &Attempts| pod.progress == Progress::Done && !pod.finished && pod.again_at.is_none();
-        if self.pods.get(key).is_some_and(due) {
+        if !place.machines.without_finish && self.pods.get(key).is_some_and(due) {
             self.start(way, key, pod, place, Program::Finish);
         }
     }

@@ -231,6 +231,8 @@ pub struct Machines {
     pub programs: BTreeMap<String, String>,
     /// Modules of others that are loaded with every driver and use it.
     pub modules: Vec<String>,
+    /// No `finish` runs beside the driver, as where an operator renders its DaemonSet.
+    pub without_finish: bool,
 }
 
 /// Everything the simulated kubelets are told. The first rule that fits wins.

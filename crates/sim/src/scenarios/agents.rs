@@ -30,6 +30,7 @@ const PAUSED: &str = "paused-for-driver-upgrade";
 
 pub(super) fn all() -> Vec<Scenario> {
     let pinned = Machines { modules: vec!["gdrdrv".to_owned()], ..Machines::default() };
+    let unfinished = Machines { without_finish: true, ..Machines::default() };
     let mut busy = Machines::default();
     busy.programs.insert("gpu-01".to_owned(), "nv-hostengine".to_owned());
     vec![
@@ -57,6 +58,9 @@ pub(super) fn all() -> Vec<Scenario> {
         on(Machines::default(), "half-a-driver-keeps-its-node-out-until-it-is-booted", managed(), |s| {
             half_unloaded(s).boxed()
         }),
+        on(unfinished, "half-a-driver-outside-of-a-visit-is-mended-by-a-boot", idle(), |s| {
+            half_unloaded_by_hand(s).boxed()
+        }),
         on(
             Machines::default(),
             "the-controller-takes-over-our-driver-managers-cordon",
@@ -74,6 +78,11 @@ fn on(machines: Machines, name: &'static str, fleet: Fleet, script: Script) -> S
 fn with_work(nodes: usize) -> Fleet {
     let work = vec![Workload::new(TEAM, "train", 2, 8)];
     fleet(nodes).with_clients().with_workloads(work).with_grace_seconds(1)
+}
+
+/// Nobody uses the devices.
+fn idle() -> Fleet {
+    fleet(2).with_clients().with_grace_seconds(1)
 }
 
 fn managed() -> Fleet {
@@ -344,6 +353,28 @@ async fn half_unloaded(stage: &mut Stage) -> Outcome {
     stage.until_pods_ready(TEAM, 2).await?;
     left_nothing(stage).await?;
     whole_walks(stage, &stage.trace())
+}
+
+/// The same on a node that a person has left out, and whose driver pod that person deletes: its driver manager cordons it, and
+/// nothing beside the driver gives it back. Once it is not left out any more, the controller does, after a look at the driver.
+async fn half_unloaded_by_hand(stage: &mut Stage) -> Outcome {
+    let skip = Keys::new(&"gpu".into(), DEFAULT_LABEL_DOMAIN).skip;
+    stage.label("gpu-01", &skip, Some("true")).await?;
+    stage.set_version(NEW).await?;
+    stage.until("the other is done", |scene| scene.state("gpu-02") == State::UpgradeDone).await?;
+    until_versions(stage, &[OLD, NEW]).await?;
+    host(stage, "gpu-01")?
+        .change(|machine| machine.grabbed = Some(("nvidia_uvm".to_owned(), "nvidia".to_owned())));
+    stage.delete::<Pod>(NAMESPACE, &stage.driver_pod("gpu-01").await?).await?;
+    stage.until("its driver manager keeps it out", |scene| scene.cordoned.contains("gpu-01")).await?;
+    stage.reboot("gpu-01", Duration::from_secs(1)).await;
+    until_versions(stage, &[NEW, NEW]).await?;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    must(stage.scene().cordoned.contains("gpu-01"), || "it was to be left alone".to_owned())?;
+    stage.label("gpu-01", &skip, None).await?;
+    stage.until("the node is given back", |scene| scene.cordoned.is_empty()).await?;
+    stage.until_done().await?;
+    left_nothing(stage).await
 }
 
 /// The driver manager has cordoned a node by itself, and its driver does not come. The controller, switched on, brings the

@@ -150,7 +150,7 @@ fn waits_for_good(
 ) -> bool {
     match reason {
         Reason::NoSlot { limit: Limit::MaxUnavailable { limit, .. }, together, .. } => {
-            out_for_good(book, name) + held_by_atoms(book, name) + together > *limit
+            out_for_good(book, name) + together > *limit
         }
         Reason::AtomTooLarge { nodes, limit, .. } => nodes > limit,
         // Whoever holds the atom waits for good.
@@ -243,18 +243,6 @@ fn is_condemned(book: &Sight<'_>) -> bool {
 fn out_for_good(book: &Sight<'_>, but: &str) -> usize {
     let nodes = book.world.nodes.iter().filter(|(name, node)| *name != but && node.member);
     nodes.filter(|(name, _)| stays_out(book, name)).count()
-}
-
-/// Nodes that stay under our cordon because their atom has no place for good: they had failed, and go back with the others of
-/// it or not at all (seed 1434).
-fn held_by_atoms(book: &Sight<'_>, but: &str) -> usize {
-    let held = |(name, node): &(&String, &Node)| match book.reason(name) {
-        Some(Reason::NoSlot { limit: Limit::MaxUnavailable { limit, .. }, together, .. }) => {
-            node.cordoned_by_us() && out_for_good(book, name) + together > *limit
-        }
-        _ => false,
-    };
-    book.world.nodes.iter().filter(|(name, _)| *name != but).filter(held).count()
 }
 
 /// The same in any pool: the work that has no place there is what a budget here waits for.

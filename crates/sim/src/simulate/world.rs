@@ -65,6 +65,7 @@ pub struct Request<'a> {
 
 /// What a node was like, from a moment on.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 pub struct Seen {
     since: Timestamp,
     /// Where it stood.
@@ -75,6 +76,8 @@ pub struct Seen {
     pub ready: bool,
     /// Its driver waited to be loaded.
     pub loads: bool,
+    /// It was out, and tried again.
+    pub again: bool,
     /// The version of its driver pod, if it had one.
     pub driver: Option<String>,
 }
@@ -154,10 +157,10 @@ impl World {
         match (change.resource, change.after) {
             ("nodes", Some(object)) => {
                 let before = self.nodes.get(change.name);
+                let was_member = before.is_some_and(|before| before.member);
                 let node = Node::read(object, before, change);
-                self.left.extend(before.filter(|before| before.member && !node.member).map(|_| change.at));
                 self.nodes.insert(change.name.to_owned(), node);
-                self.assign(change.at);
+                self.enlist(change.name, was_member, change.at);
                 self.remember(change.name, change.at);
             }
             ("nodes", None) => {
@@ -171,13 +174,13 @@ impl World {
                 let (role, node) = (pod.role, pod.node.clone());
                 self.pods.insert(key(), pod);
                 if role == Role::Driver {
-                    self.remember(&node, change.at);
+                    self.note_driver(&node, change.at);
                 }
             }
             ("pods", None) => {
                 let gone = self.pods.remove(&key());
                 if let Some(pod) = gone.as_ref().filter(|pod| pod.role == Role::Driver) {
-                    self.remember(&pod.node, change.at);
+                    self.note_driver(&pod.node, change.at);
                 }
                 let ready = gone.and_then(|pod| {
                     let last = if pod.ready { Some(change.at) } else { pod.ready_last };
@@ -320,6 +323,24 @@ impl World {
         self.assigned.last().and_then(|(_, of)| of.get(node).copied())
     }
 
+    fn note_driver(&mut self, node: &str, at: Timestamp) {
+        let was_member = self.nodes.get(node).is_some_and(|node| node.member);
+        self.enlist(node, was_member, at);
+        self.remember(node, at);
+    }
+
+    /// Whether a node belongs to the fleet now. One that is not to run the driver any more does so until its driver pod is gone.
+    fn enlist(&mut self, name: &str, was_member: bool, at: Timestamp) {
+        let wanted = self.nodes.get(name).is_some_and(|node| node.wanted);
+        let member = wanted || self.pods_on(name).any(|(_, pod)| pod.role == Role::Driver);
+        let Some(node) = self.nodes.get_mut(name) else { return };
+        node.member = member;
+        if was_member && !member {
+            self.left.push(at);
+        }
+        self.assign(at);
+    }
+
     fn assign(&mut self, at: Timestamp) {
         if self.moves.stages.is_empty() {
             return;
@@ -346,6 +367,7 @@ impl World {
             skipped: node.skipped,
             ready: node.ready,
             loads: node.loads,
+            again: node.is_out_again(),
             driver: driver.and_then(|pod| version_of(&pod.image)),
         };
         let known_since = before(at, self.lag);

@@ -22,6 +22,9 @@ use crate::visit::{Cause, Failure, Finding};
 /// A fleet of one node `n`, and what is special about it.
 type Case = (&'static str, Fleet);
 
+/// What a driver manager says of a driver that it could unload only in part.
+const HALF: &str = r#"{"boot":"boot-1","why":"half of it is gone"}"#;
+
 fn required() -> NodeSpec {
     node("n").outdated().labelled(State::UpgradeRequired)
 }
@@ -66,6 +69,7 @@ fn on_the_way_back() -> Case {
     ("left alone on the way back", fleet)
 }
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn before_a_visit() -> Vec<Case> {
     let only = |node| Fleet::new().with(node);
     let claim = json!({"driver": {"name": "gpu"}});
@@ -108,11 +112,14 @@ fn before_a_visit() -> Vec<Case> {
             but(only(node("n")), |f| f.put_client("n", "dcgm", Some(ClientKind::Operand), after(-9000))),
         ),
         ("node not Ready", only(required().not_ready())),
-        ("node needs a reboot", only(required().annotation(NEEDS_REBOOT_ANNOTATION, "half of it is gone"))),
+        ("node needs a reboot", only(required().annotation(NEEDS_REBOOT_ANNOTATION, HALF))),
         (
             "no slot, cordoned by a driver manager elsewhere",
-            only(required()).with(node("m").cordoned().annotation(AGENT_CORDON_ANNOTATION, "{}")),
+            but(only(required()).with(node("m").cordoned().annotation(AGENT_CORDON_ANNOTATION, "{}")), |f| {
+                f.driver_mut("m").ready = false;
+            }),
         ),
+        ("somebody wants a reboot", only(required().annotation(NEEDS_REBOOT_ANNOTATION, "flashed"))),
         (
             "in quarantine",
             but(only(required().label(nvsentinel::STATE_LABEL, "draining")), |f| sentinel(f, false)),
@@ -271,13 +278,14 @@ fn during_a_visit() -> Vec<Case> {
             "no validator",
             but(only(validate()), |f| f.remove_pods("n", |p| p.name.name.contains("validator"))),
         ),
+        ("half a driver", but(only(restart().annotation(NEEDS_REBOOT_ANNOTATION, HALF)), not_ready)),
         (
-            "half a driver",
-            but(only(restart().annotation(NEEDS_REBOOT_ANNOTATION, "half of it is gone")), not_ready),
+            "somebody wants a reboot on a visit",
+            only(restart().annotation(NEEDS_REBOOT_ANNOTATION, "flashed")),
         ),
         (
             "half a driver for too long",
-            but(only(restart().annotation(NEEDS_REBOOT_ANNOTATION, "half of it is gone")), |f| {
+            but(only(restart().annotation(NEEDS_REBOOT_ANNOTATION, HALF)), |f| {
                 not_ready(f);
                 f.play();
             }),

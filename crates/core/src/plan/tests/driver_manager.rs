@@ -3,11 +3,13 @@
 use serde_json::json;
 
 use super::fixture::*;
+use crate::api::{RolloutPhase, RolloutStatus, StagePhase};
 use crate::contract::{
     AGENT_CORDON_ANNOTATION, KEEP_CORDONED_LABEL, NEEDS_REBOOT_ANNOTATION, State, nvsentinel,
 };
 use crate::reason::{Foreign, Reason};
 
+const HOUR: i64 = 3600;
 const RECORD: &str = r#"{"boot":"boot-1","since":"2026-01-01T11:00:00Z","why":"half of it is gone"}"#;
 
 fn needs_reboot(spec: NodeSpec) -> NodeSpec {
@@ -152,9 +154,10 @@ fn whoever_else_keeps_a_node_cordoned_keeps_the_driver_managers_cordon_too() {
 }
 
 #[test]
-fn outside_of_a_visit_the_cordon_is_for_finish_to_lift() {
+fn outside_of_a_visit_the_cordon_stays_until_the_driver_is_up() {
     let mut fleet = Fleet::new().with(cordoned_by_agent(node("n"))).with(node("o").outdated());
     fleet.set_policy(json!({"maxUnavailable": 1}));
+    fleet.driver_mut("n").ready = false;
     fleet.settle();
     assert_eq!(
         fleet.why("o"),
@@ -194,4 +197,70 @@ fn a_node_of_an_atom_that_waits_for_a_reboot_does_not_hold_up_the_others() {
     fleet.set_label("n", "upgrade-required");
     fleet.play();
     assert_eq!(fleet.verdict("o").state, State::UpgradeDone, "{}", fleet.why("o"));
+}
+
+/// The new driver never came to run: that is no word about the version, and none for it either.
+#[test]
+fn a_canary_that_needs_a_reboot_neither_condemns_the_version_nor_lets_it_pass() {
+    let canary = needs_reboot(node("n").at(State::PodRestartRequired)).label("gpu-canary", "true");
+    let mut fleet = Fleet::new().with(canary).with(node("o").outdated());
+    fleet.live(HOUR);
+    assert_eq!(fleet.verdict("n").state, State::UpgradeFailed);
+    let stage = rollout(&fleet).stages[0].clone();
+    assert_eq!((rollout(&fleet).phase, stage.phase), (RolloutPhase::Running, StagePhase::Moving));
+    insta::assert_snapshot!(stage.message.unwrap(), @"1 of its 1 nodes failed and wait for a reboot, which says nothing of this version");
+    assert_eq!(fleet.states_of("o"), ["upgrade-required"]);
+    fleet.node_mut("n").boot_id = "boot-2".into();
+    fleet.live(HOUR);
+    assert_eq!(rollout(&fleet).stages[0].phase, StagePhase::Baking);
+}
+
+#[test]
+fn nodes_that_need_a_reboot_stop_new_starts_but_take_no_version_back() {
+    let policy = json!({
+        "driver": {"name": "gpu"},
+        "limits": {"failureThreshold": 0},
+        "rollout": {"onFailure": "Rollback"},
+    });
+    let fleet = Fleet::without_policy().driver_policy("gpu", policy);
+    let half = needs_reboot(node("n").at(State::PodRestartRequired));
+    let mut fleet = fleet.with(half).with(node("o").outdated());
+    fleet.live(HOUR);
+    assert_eq!(fleet.verdict("n").state, State::UpgradeFailed);
+    assert!(matches!(fleet.reason("o"), Reason::TooManyFailed { .. }), "{}", fleet.why("o"));
+    assert!(rollout(&fleet).rollback.is_none());
+}
+
+/// Half a driver, outside of any visit; a reboot; and nothing in the driver pod that gives the node back.
+#[test]
+fn a_node_that_its_driver_manager_left_cordoned_is_proven_and_given_back_when_its_driver_is_up() {
+    let mut fleet = Fleet::new().with(needs_reboot(cordoned_by_agent(node("n"))));
+    fleet.driver_mut("n").ready = false;
+    fleet.play();
+    assert_eq!(fleet.states_of("n"), [""; 0]);
+    fleet.node_mut("n").boot_id = "boot-2".into();
+    fleet.driver_mut("n").ready = true;
+    fleet.play();
+    assert_eq!(
+        fleet.states_of("n"),
+        ["pod-restart-required", "validation-required", "uncordon-required", "upgrade-done"]
+    );
+    assert!(!fleet.snapshot.nodes["n"].unschedulable);
+    assert!(!has(&fleet, AGENT_CORDON_ANNOTATION) && !has(&fleet, NEEDS_REBOOT_ANNOTATION));
+}
+
+#[test]
+fn who_wants_a_node_left_alone_keeps_the_driver_managers_cordon_on_it() {
+    let skip = keys("gpu").skip;
+    for label in [skip.as_str(), KEEP_CORDONED_LABEL] {
+        let mut fleet = Fleet::new().with(cordoned_by_agent(node("n")).label(label, "true"));
+        fleet.play();
+        assert_eq!(fleet.states_of("n"), [""; 0], "{label}");
+        assert!(fleet.snapshot.nodes["n"].unschedulable, "{label}");
+    }
+}
+
+fn rollout(fleet: &Fleet) -> &RolloutStatus {
+    let (_, rollout) = fleet.snapshot.rollouts.last_key_value().unwrap();
+    rollout.status.as_ref().unwrap()
 }

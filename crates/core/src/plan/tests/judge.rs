@@ -39,8 +39,10 @@ fn moves_as_documented(node: &Node, patch: &NodePatch) -> Result<(), TestCaseErr
     // A label without a record is followed from the cordon on; a record with a state that no visit has was made by hand.
     let anew = walk.is_none() && from.in_flight() && to == State::CordonRequired;
     let by_hand = walk.is_some() && !from.in_flight() && to == State::ValidationRequired;
+    // What a driver manager has taken out is only proven.
+    let proven = node.is_cordoned_by_driver_manager() && to == State::PodRestartRequired;
     prop_assert!(
-        is_documented(from, to) || asked || anew || by_hand,
+        is_documented(from, to) || asked || anew || by_hand || (walk.is_none() && proven),
         "{} goes from {} to {}",
         patch.node,
         from,
@@ -124,7 +126,12 @@ pub(super) fn together_and_in_time(
             continue;
         }
         let rack = |name: &NodeName| facts.nodes[name].labels().get("rack");
-        for name in starts.iter().filter(|name| rack(name).is_some() && !loads(name)) {
+        // Whoever has failed and is out goes back without the others, and they go without it.
+        let again = |name: &NodeName| {
+            let tried = walk(&facts.nodes[name], &pool.driver).is_some_and(|walk| walk.attempts > 0);
+            tried && (facts.nodes[name].unschedulable || !facts.nodes[name].ready)
+        };
+        for name in starts.iter().filter(|name| rack(name).is_some() && !loads(name) && !again(name)) {
             let mut others = pool.nodes.iter().filter(|(other, _)| rack(other) == rack(name));
             if pool.nodes.keys().any(|other| rack(other) == rack(name) && is_moving(facts, pool, other)) {
                 continue;
@@ -132,7 +139,8 @@ pub(super) fn together_and_in_time(
             let skip = &keys(pool.driver.as_str()).skip;
             let stays = others.find(|(other, verdict)| {
                 let due = !verdict.in_sync && verdict.state == State::UpgradeRequired;
-                due && facts.nodes[*other].mark(skip).is_none() && !starts.contains(other)
+                let goes = facts.nodes[*other].mark(skip).is_none() && !again(other);
+                due && goes && !starts.contains(other)
             });
             prop_assert!(stays.is_none(), "{} starts, {} does not", name, stays.unwrap().0);
         }

@@ -1,6 +1,6 @@
 //! Stages: who goes first, what opens the next one, and what a bake sees.
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::fixture::*;
@@ -356,6 +356,36 @@ fn a_restart_counts_on_a_node_whose_clock_is_slow() {
     let slow = fleet.snapshot.now - SignedDuration::from_hours(2);
     let driver = fleet.driver_mut("gpu-3");
     (driver.restarts, driver.started) = (1, Some(slow));
+    fleet.live(1);
+    assert_eq!(stages(&fleet)[0].phase, StagePhase::Spoiled);
+}
+
+/// The driver pod of a node is another one than before, made at this time, and has restarted once.
+fn replace_and_restart(fleet: &mut Fleet, node: &str, created: Timestamp) {
+    let driver = fleet.driver_mut(node);
+    (driver.uid, driver.restarts) = ("another".into(), 1);
+    (driver.created, driver.started) = (created, Some(created));
+}
+
+#[test]
+fn a_restart_counts_of_a_pod_that_came_after_the_visit_although_our_clock_is_fast() {
+    let mut fleet = labelled_and_watched();
+    fleet.live(HOUR);
+    let earlier = fleet.snapshot.now - SignedDuration::from_hours(2);
+    replace_and_restart(&mut fleet, "gpu-3", earlier);
+    fleet.live(1);
+    assert_eq!(stages(&fleet)[0].phase, StagePhase::Spoiled);
+}
+
+#[test]
+fn a_boot_since_a_visit_of_another_rollout_hides_no_restart_of_another_pod() {
+    let mut fleet = labelled_and_watched();
+    fleet.live(HOUR);
+    boots(&mut fleet, "gpu-3");
+    let node = fleet.node_mut("gpu-3");
+    node.last_visit.as_mut().unwrap().rollouts.insert("gpu".into(), "gpu-0".to_owned());
+    let now = fleet.snapshot.now;
+    replace_and_restart(&mut fleet, "gpu-3", now);
     fleet.live(1);
     assert_eq!(stages(&fleet)[0].phase, StagePhase::Spoiled);
 }

@@ -66,6 +66,21 @@ fn a_whole_upgrade_never_has_a_part_of_an_atom_waiting() {
     assert!(fleet.pool().nodes.values().all(|verdict| verdict.state == State::UpgradeDone));
 }
 
+/// There is room for two, and one place of it is taken by the node that failed: the others go when it is back.
+#[test]
+fn a_node_that_is_out_and_tried_again_does_not_wait_for_the_others_of_its_atom() {
+    // Its label is the person's: once more.
+    let failed = node("a-1").outdated().at(State::UpgradeFailed).walk(|walk| {
+        (walk.state, walk.attempts) = (State::UpgradeRequired, 1);
+    });
+    let again = failed.labelled(State::UpgradeRequired).label("rack", "a");
+    let fleet = racks(0, json!(2)).with(again);
+    let mut fleet = fleet.with(due("a-2").label("rack", "a")).with(due("a-3").label("rack", "a"));
+    assert_eq!(fleet.decisions()[..2], ["a-1 -> cordon-required +visit", "a-2 annotate +pending"]);
+    fleet.play();
+    assert!(fleet.pool().nodes.values().all(|verdict| verdict.state == State::UpgradeDone));
+}
+
 #[test]
 fn an_atom_that_can_never_fit_says_which_limit_must_be_how_large() {
     for (parallel, unavailable, why) in [

@@ -27,12 +27,6 @@ fn we_start<'a>(change: &Change<'_>, step: &Step<'a>) -> Option<(&'a str, &'a No
     (!node.walks() && after.state() == State::CordonRequired).then_some((name, node))
 }
 
-/// What was tried before, by whomever, waits for no stage.
-fn is_retried(node: &Node) -> bool {
-    let walk = node.visit.as_ref().and_then(|visit| visit.drivers.get("gpu"));
-    walk.is_some_and(|walk| walk.attempts > 0)
-}
-
 /// What we said a moment ago may cross what was sent with it.
 fn known(world: &World, change: &Change<'_>) -> Timestamp {
     before(change.at, world.lag.max(CALLS))
@@ -43,7 +37,7 @@ pub(super) fn in_open_stages(world: &World, change: &Change<'_>, step: &Step<'_>
         return passes_when_done(world, change, *old, new);
     }
     let (name, node) = we_start(change, step)?;
-    if world.moves.stages.is_empty() || is_retried(node) || !has_driver(world, change, name) {
+    if world.moves.stages.is_empty() || node.is_retried() || !has_driver(world, change, name) {
         return None;
     }
     let stages: BTreeSet<usize> = world.stages_at(name, change.at).collect();
@@ -127,11 +121,16 @@ fn restarted(world: &World, change: &Change<'_>, stage: usize, since: Timestamp)
         let booted = node.booted.is_some_and(|booted| booted >= before(since, BOOT));
         node.member && is_in && !booted && world.always(name, change.at, stays)
     };
-    let nodes = world.nodes.iter().filter(counts);
-    let drivers = nodes.flat_map(|(name, _)| world.pods_on(name).map(|(_, pod)| pod));
-    let drivers = drivers.filter(|pod| pod.role == Role::Driver && !pod.deleting);
-    let in_time = |at: &&Timestamp| (since..known(world, change)).contains(*at);
-    let restarts = drivers.map(|pod| pod.restarted.iter().filter(in_time).count() as u64).sum::<u64>();
+    // Whose clock says when a pod came that nobody knew?
+    let since = since.saturating_add(world.clock_off).unwrap_or(since);
+    let restarts_on = |(name, node): (&String, &Node)| {
+        let in_time =
+            |at: &&Timestamp| **at >= since && Some(**at) >= node.done_since && **at < known(world, change);
+        let drivers = world.pods_on(name).map(|(_, pod)| pod);
+        let drivers = drivers.filter(|pod| pod.role == Role::Driver && !pod.deleting);
+        drivers.map(|pod| pod.restarted.iter().filter(in_time).count() as u64).sum::<u64>()
+    };
+    let restarts = world.nodes.iter().filter(counts).map(restarts_on).sum::<u64>();
     let may = world.moves.stages[stage].may_restart;
     (restarts > may).then(|| format!("drivers of it had restarted {restarts} times, of {may} at most"))
 }
@@ -261,7 +260,7 @@ pub(super) fn whole_atoms(world: &World, change: &Change<'_>, step: &Step<'_>) -
     let (name, node) = we_start(change, step)?;
     let label = world.moves.atom.as_deref()?;
     let atom = node.marks.get(label)?;
-    if !has_driver(world, change, name) {
+    if !has_driver(world, change, name) || node.is_out_again() {
         return None;
     }
     let others = || {
@@ -275,7 +274,7 @@ pub(super) fn whole_atoms(world: &World, change: &Change<'_>, step: &Step<'_>) -
     let stays = |seen: &Seen| {
         let current = world.wanted_at(change.at).any(|version| seen.runs(version));
         let failed = seen.state == State::UpgradeFailed || seen.state.in_flight();
-        failed || current || seen.skipped || seen.loads || seen.driver.is_none()
+        failed || current || seen.skipped || seen.loads || seen.again || seen.driver.is_none()
     };
     let could = |seen: &Seen| seen.state == State::UpgradeRequired && seen.ready;
     let mut together = BTreeSet::from([name]);

@@ -481,6 +481,37 @@ fn a_stage_does_not_pass_if_its_drivers_restarted_more_often_than_they_may() {
 }
 
 #[test]
+fn restarts_during_a_visit_inside_of_a_bake_are_what_the_visit_is_for() {
+    for (state, expected) in [("upgrade-done", &["S16"][..]), ("validation-required", &[][..])] {
+        let mut scene = on_the_way(&canary_first("5m"));
+        scene.fold("nodes", "a", &marked("upgrade-done", "true"));
+        scene.fold("pods", "driver-a", &restarted(0));
+        assert!(scene.we_say(&rollout("Baking", &json!({}))).is_empty());
+        scene.later(100);
+        scene.fold("nodes", "a", &marked(state, "true"));
+        scene.fold("pods", "driver-a", &restarted(1));
+        scene.later(100);
+        scene.fold("nodes", "a", &marked("upgrade-done", "true"));
+        scene.later(100);
+        assert_eq!(scene.we_say(&rollout("Passed", &json!({}))), expected, "{state}");
+    }
+}
+
+#[test]
+fn a_node_that_is_not_to_run_the_driver_counts_until_its_driver_pod_is_gone() {
+    let mut scene = Scene::new(&one_at_a_time());
+    let mut unlabelled = node_in("upgrade-required", false, None);
+    unlabelled["metadata"]["labels"]["nvidia.com/gpu.deploy.driver"] = json!("false");
+    scene.fold("nodes", "a", &unlabelled);
+    assert!(scene.world.nodes["a"].member);
+    let (at, by, request) = (scene.now, By::Others, None);
+    let (resource, namespace, name) = ("pods", "gpu-operator", "driver-a");
+    scene.world.fold(&Change { at, by, request, resource, namespace, name, after: None });
+    assert!(!scene.world.nodes["a"].member);
+    assert_eq!(scene.world.members_at(scene.now), 2, "somebody may not know it yet");
+}
+
+#[test]
 fn a_stage_that_waits_for_a_person_passes_with_a_word() {
     for (word, expected) in
         [(json!({}), &["S16"][..]), (json!({"promotions": [{"stage": "canary"}]}), &[][..])]
@@ -532,6 +563,30 @@ fn an_atom_starts_whole() {
     scene.fold("driverpolicies.pitcrew.dev", "gpu", &policy);
     scene.later(10);
     assert_eq!(scene.we_patch_node("a", &marked("cordon-required", "true")), ["S5"]);
+}
+
+/// On a visit, cordoned, and tried for the second time.
+fn tried_again(state: &str) -> Value {
+    let mut node = node_in(state, true, Some(true));
+    let record = node["metadata"]["annotations"]["pitcrew.dev/visit"].to_string();
+    let record: String = serde_json::from_str(&record.replace(r#"attempts\":0"#, r#"attempts\":1"#)).unwrap();
+    node["metadata"]["annotations"]["pitcrew.dev/visit"] = json!(record);
+    node["metadata"]["labels"]["sim.pitcrew.dev/rack"] = json!("r0");
+    node
+}
+
+#[test]
+fn a_node_of_an_atom_that_is_out_and_tried_again_goes_by_itself() {
+    let mut scene = on_the_way(&json!({}));
+    let atoms = json!({"topology": {"atom": "sim.pitcrew.dev/rack"}});
+    let policy = json!({"spec": {"upgradePolicy": one_at_a_time(), "rollout": atoms}});
+    scene.fold("driverpolicies.pitcrew.dev", "gpu", &policy);
+    let mut driver = pod("b", "driver");
+    driver["spec"]["containers"][0]["image"] = json!("driver:1.0.0-ubuntu22.04");
+    scene.fold("pods", "driver-b", &driver);
+    scene.fold_by(By::Us, "nodes", "a", &tried_again("upgrade-required"));
+    scene.later(10);
+    assert_eq!(scene.we_patch_node("a", &tried_again("cordon-required")), [""; 0]);
 }
 
 #[test]

@@ -52,7 +52,11 @@ pub struct Node {
     /// Since when it has a slot that others gave it, by its label.
     pub adopted_since: Option<Timestamp>,
     /// It is to run the driver, or on a visit for it.
+    pub(super) wanted: bool,
+    /// That, or a driver pod is on it all the same.
     pub member: bool,
+    /// Since when it has been done.
+    pub done_since: Option<Timestamp>,
     /// A label keeps NVSentinel off it.
     pub shielded: bool,
     /// There is a record of that.
@@ -89,6 +93,17 @@ impl Node {
     /// taken over with its slot.
     pub fn walks(&self) -> bool {
         self.state().in_flight()
+    }
+
+    /// It was tried before, by whomever.
+    pub fn is_retried(&self) -> bool {
+        let walk = self.visit.as_ref().and_then(|visit| visit.drivers.get("gpu"));
+        walk.is_some_and(|walk| walk.attempts > 0)
+    }
+
+    /// That, and it is out.
+    pub fn is_out_again(&self) -> bool {
+        self.is_retried() && self.out_since.is_some()
     }
 
     /// Our cordon is on it.
@@ -137,14 +152,14 @@ impl Node {
         let opted_out = |key: &str| label(key) == Some("false");
         let labels = meta["labels"].as_object().into_iter().flatten();
         let marks = labels.filter(|(key, _)| *key == CANARY_LABEL || key.starts_with(PLACES));
-        let member = label(DEPLOY_DRIVER) == Some("true") || visit.is_some();
+        let wanted = label(DEPLOY_DRIVER) == Some("true") || visit.is_some();
         let boot = text(&object["status"]["nodeInfo"]["bootID"]);
         let booted = match before {
             Some(before) if before.boot == boot => before.booted,
             Some(_) => Some(change.at),
             None => None,
         };
-        Self {
+        let node = Self {
             loads: annotation(SAFE_LOAD_ANNOTATION).is_some_and(|value| !value.is_empty()),
             was_visited: annotation(LAST_VISIT_ANNOTATION).is_some(),
             marks: marks.map(|(key, value)| (key.clone(), text(value))).collect(),
@@ -163,13 +178,18 @@ impl Node {
             cordon_since,
             skipped: label(SKIP_LABEL) == Some("true"),
             adopted_since,
-            member,
+            wanted,
+            member: wanted,
+            done_since: None,
             shielded: opted_out(nvsentinel::OPT_OUT_LABEL) || opted_out(nvsentinel::MANAGED_LABEL),
             shield_recorded: annotation(HEALTH_HOLD_ANNOTATION).is_some(),
             quarantined: annotation(nvsentinel::QUARANTINE_ANNOTATIONS).is_some(),
             quarantined_cordoned: annotation(nvsentinel::CORDON_BEFORE_ANNOTATION).is_some(),
             held: SCALE_DOWN_HOLDS.iter().any(|(key, _)| annotation(key).is_some()),
-        }
+        };
+        let done = node.state() == State::UpgradeDone;
+        let known = before.and_then(|before| before.done_since);
+        Self { done_since: done.then(|| known.unwrap_or(change.at)), ..node }
     }
 }
 
