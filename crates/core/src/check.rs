@@ -320,7 +320,7 @@ fn parts_of_atoms(
     for (name, node) in members(snapshot, done) {
         let Some(atom) = atom(name) else { continue };
         if is_walking(snapshot, policy, name, node) {
-            under_way.insert(atom);
+            under_way.extend(Some(atom).filter(|_| !node.is_out_again(&policy.driver)));
         } else if !started.contains(name) && has_to_go(name, node) {
             torn.insert(atom);
         }

@@ -214,6 +214,8 @@ pub enum Reason {
     },
     /// So many nodes failed that no more are started.
     TooManyFailed {
+        /// The stage whose limit that is; none: of the whole pool.
+        stage: Option<String>,
         /// Failed nodes.
         failed: usize,
         /// How many are accepted.

@@ -142,12 +142,20 @@ fn times(count: u32) -> String {
 
 /// How often the driver of a node started again since the bake began, and nobody had asked it to.
 fn restarts(view: &View<'_>, before: &BakeStatus, member: &Member<'_>) -> u32 {
-    let Some(pod) = member.pod.filter(|pod| pod.restarts > 0) else { return 0 };
+    // What happens on a visit is what the visit is for.
+    let at_work = member.pod.filter(|pod| pod.restarts > 0 && member.walk().is_none());
+    let Some(pod) = at_work else { return 0 };
     let last = member.node.last_visit.as_ref();
     let of_this = last.is_some_and(|last| last.rollout_of(&view.policy.driver) == view.rollout.as_deref());
     match last.and_then(|last| last.pods.get(&view.policy.driver)) {
-        // It is watched again when it is up, see [`note_boot`]. Of another rollout only the same pod is known.
-        Some(known) if (of_this || known.uid == pod.uid) && !known.is_same_boot(member.node) => 0,
+        // It is watched again when it is up, see [`note_boot`]. After a visit of another rollout only a pod that came since then
+        // cannot have been restarted by the boot.
+        Some(known)
+            if (of_this || known.uid == pod.uid || pod.created < before.since.0)
+                && !known.is_same_boot(member.node) =>
+        {
+            0
+        }
         // Counted, since the node's clock may be another one than ours.
         Some(known) if known.uid == pod.uid => pod.restarts.saturating_sub(known.restarts),
         // It came in place of the one that the rollout left behind: by order, and not by clocks that may differ.

@@ -10,7 +10,7 @@ use super::walk::{Decision, revision_pending};
 use super::{clients, gates, health};
 use crate::action::{Action, NodePatch};
 use crate::contract::{
-    AGENT_CORDON_ANNOTATION, KEEP_CORDONED_LABEL, NEEDS_REBOOT_ANNOTATION, RELEASED_ANNOTATION,
+    AGENT_CORDON_ANNOTATION, GPU_DRIVER, KEEP_CORDONED_LABEL, NEEDS_REBOOT_ANNOTATION, RELEASED_ANNOTATION,
     SCALE_DOWN_HOLDS, State, VISIT_ANNOTATION,
 };
 use crate::health::cordoned_by_nvsentinel;
@@ -26,7 +26,7 @@ pub(super) fn cordon(view: &View<'_>, member: &Member<'_>, visit: Option<(&Visit
     // What only restarts in place disturbs nobody on the device.
     let to = if member.restarts_in_place() { State::PodRestartRequired } else { State::WaitForJobsRequired };
     let mut patch = base_patch(view, member, to);
-    let holds = take(member.node, visit.map(|(visit, _)| &visit.holds), &mut patch);
+    let holds = take(view, member.node, visit.map(|(visit, _)| &visit.holds), &mut patch);
     let pending = &view.policy.keys.pending;
     if member.node.has_taint(pending) {
         // Closed to all work, it need not be unwelcome too.
@@ -69,10 +69,11 @@ pub(super) fn take_in(view: &View<'_>, member: &Member<'_>, early: &Early) -> De
     let Some(target) = member.target else { return Decision::stay(revision_pending(member)) };
     let to = State::PodRestartRequired;
     let mut patch = base_patch(view, member, to);
-    let holds = take(member.node, None, &mut patch);
+    let holds = take(view, member.node, None, &mut patch);
     health::hold(view, member.node, &mut patch);
     let walk = Walk::begin(to, now, target.clone());
-    let mut visit = Visit::begin(view.rollout.clone(), now, holds, view.policy.driver.clone(), walk);
+    let rollout = view.rollout_of_visits(true);
+    let mut visit = Visit::begin(rollout, now, holds, view.policy.driver.clone(), walk);
     visit.early = true;
     visit.before = clients::before(view, member);
     patch.annotations.set(VISIT_ANNOTATION, Some(visit.to_text()));
@@ -87,14 +88,14 @@ pub(super) fn take_in(view: &View<'_>, member: &Member<'_>, early: &Early) -> De
 }
 
 /// Sets what a visit holds, and says what was there before.
-fn take(node: &Node, held: Option<&Holds>, patch: &mut NodePatch) -> Holds {
+fn take(view: &View<'_>, node: &Node, held: Option<&Holds>, patch: &mut NodePatch) -> Holds {
     let mut holds = held.cloned().unwrap_or_default();
     if !node.unschedulable {
         patch.unschedulable = Some(true);
         holds.cordon = true;
     }
     // The driver manager's own `finish` leaves a node on a visit alone: whoever ends the visit lifts that cordon too.
-    holds.cordon |= node.is_cordoned_by_driver_manager();
+    holds.cordon |= adopts(view, node);
     for (key, value) in SCALE_DOWN_HOLDS {
         let before = node.annotations.get(key);
         if before.map(String::as_str) == Some(value) {
@@ -106,11 +107,16 @@ fn take(node: &Node, held: Option<&Holds>, patch: &mut NodePatch) -> Holds {
     holds
 }
 
+/// The cordon is the driver manager's, and whoever visits the node for that driver has to lift it.
+fn adopts(view: &View<'_>, node: &Node) -> bool {
+    view.policy.driver.as_str() == GPU_DRIVER && node.is_cordoned_by_driver_manager()
+}
+
 /// Undoes what a visit holds, where it is still as we left it, and drops the record.
-fn put_back(node: &Node, holds: &Holds, patch: &mut NodePatch) {
+fn put_back(view: &View<'_>, node: &Node, holds: &Holds, patch: &mut NodePatch) {
     let kept = node.labels().get(KEEP_CORDONED_LABEL).is_some_and(|v| v == "true");
     // A cordon that NVSentinel has made its own is not ours to lift any more.
-    let adopted = node.visit.is_some() && node.is_cordoned_by_driver_manager();
+    let adopted = node.visit.is_some() && adopts(view, node);
     let ours = (holds.cordon || adopted) && !kept && !cordoned_by_nvsentinel(node);
     patch.unschedulable = (ours && node.unschedulable).then_some(false);
     // What is said of a cordon that is gone, or of an earlier boot, would be taken for news the next time.
@@ -164,7 +170,7 @@ pub(super) fn release(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk:
         return health::wait(view, member, walk, found);
     }
     let mut patch = base_patch(view, member, State::UpgradeDone);
-    put_back(member.node, &visit.holds, &mut patch);
+    put_back(view, member.node, &visit.holds, &mut patch);
     health::sign(view, member, visit, &mut patch);
     Decision::act(Reason::Moving { to: State::UpgradeDone }, Action::PatchNode(patch))
 }
@@ -188,7 +194,7 @@ pub(super) fn give_back(
 ) -> Decision {
     let to = State::UpgradeRequired;
     let mut patch = base_patch(view, member, to);
-    put_back(member.node, holds, &mut patch);
+    put_back(view, member.node, holds, &mut patch);
     let message = match why {
         GivenBack::Blocked(reason) => {
             patch.annotations.set(RELEASED_ANNOTATION, Some(view.snapshot.now.to_string()));

@@ -148,7 +148,7 @@ impl Ledger {
     fn refusal(&self, unit: &Unit<'_>, rooms: &[Room], ties: &Ties<'_>) -> Option<Reason> {
         // More of the same would fail too. Whoever tries a node again has done something about it.
         if self.failed > self.max_failed && !unit.whatever_failed() {
-            return Some(Reason::TooManyFailed { failed: self.failed, limit: self.max_failed });
+            return Some(Reason::TooManyFailed { stage: None, failed: self.failed, limit: self.max_failed });
         }
         ties.held(unit).or_else(|| self.too_large(unit, rooms, ties))
     }

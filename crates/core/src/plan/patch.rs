@@ -52,7 +52,7 @@ fn with_walk(view: &View<'_>, visit: &Visit, walk: Walk) -> Visit {
     let mut visit = visit.clone();
     if matches!(walk.state, State::PodRestartRequired | State::ValidationRequired) {
         // It may be another version that comes now than the one that it set out for.
-        visit.rollout = view.rollout.clone().or(visit.rollout);
+        visit.rollout = view.rollout_of_visits(visit.early).or(visit.rollout);
     }
     visit.drivers.insert(view.policy.driver.clone(), walk);
     visit

@@ -168,6 +168,11 @@ impl<'a> View<'a> {
         member.pods().filter(|pod| self.uses_device(pod))
     }
 
+    /// The rollout that visits belong to. Those that only prove a node begin none: a name that is not taken would be another's later.
+    pub(super) fn rollout_of_visits(&self, early: bool) -> Option<String> {
+        self.rollout.clone().filter(|name| !early || self.snapshot.rollouts.contains_key(name))
+    }
+
     /// A node on a visit of this pool stays in it to the end, even if its labels have changed, unless another takes it.
     pub(super) fn belongs(&self, node: &Node) -> bool {
         let visited = || {

@@ -7,6 +7,7 @@ use super::members::{Freshness, Member, Standing};
 use super::pool::View;
 use super::walk::{Decision, deadline, fail, ran_out};
 use crate::contract::{GPU_DRIVER, KEEP_CORDONED_LABEL, State};
+use crate::health::quarantine;
 use crate::reason::Reason;
 use crate::visit::{Cause, Finding, Walk};
 
@@ -35,14 +36,20 @@ pub(super) fn wait(
 /// Its driver manager had taken it out, and its driver is up again. Where nothing in its driver pod gives it back, we do, when it
 /// has proved itself.
 pub(super) fn came_back(view: &View<'_>, member: &Member<'_>) -> bool {
-    let is = |label: &str| member.node.mark(label) == Some("true");
+    let node = member.node;
+    let is = |label: &str| node.mark(label) == Some("true");
     let left_alone = is(&view.policy.keys.skip) || is(KEEP_CORDONED_LABEL) || member.asked_for;
+    let held = left_alone || view.is_called_off() || quarantine(node).is_some();
+    // What is told of the driver may be from before.
+    let ready = member.pod.and_then(|pod| pod.ready_since);
+    let came_up = ready.is_none() || ready >= node.driver_manager_cordon().map(|record| record.since);
     // There is a driver manager for GPUs alone.
     view.policy.driver.as_str() == GPU_DRIVER
         && matches!(member.standing, Standing::Label(State::Unknown | State::UpgradeDone))
-        && member.node.is_cordoned_by_driver_manager()
+        && node.is_cordoned_by_driver_manager()
         && (member.sync, member.driver_ready) == (Freshness::InSync, true)
-        && !left_alone
+        && came_up
+        && !held
 }
 
 fn reason(member: &Member<'_>, until: Option<Timestamp>) -> Option<Reason> {

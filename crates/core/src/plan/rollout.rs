@@ -113,7 +113,11 @@ pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &m
         let may = done.status == PoolStatus::Active && condemned.is_none();
         // A way back is written down even if no node has to go it: what comes after it is no way back any more.
         let goes_back = || rollback::taken_back(snapshot, pool, &wanted).is_some();
-        if may && (done.nodes.values().any(has_to_move) || goes_back()) {
+        // Nothing new comes to a node that is only proven.
+        let moves = |(name, v): (&NodeName, &Verdict)| {
+            has_to_move(v) && !done.early.iter().any(|early| name.as_str() == early)
+        };
+        if may && (done.nodes.iter().any(moves) || goes_back()) {
             create(snapshot, pool, done, &wanted, newest.map_or(1, |(number, _)| number + 1), plan);
         }
         return;
@@ -379,7 +383,7 @@ fn status(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, rollout: &Rollout) 
             .or_else(|| open.and_then(|stage| stage.message.clone()))
             .or_else(|| {
                 let (failed, limit) = (done.ledger.failed, done.ledger.max_failed);
-                stopped.then(|| Reason::TooManyFailed { failed, limit }.to_string())
+                stopped.then(|| Reason::TooManyFailed { stage: None, failed, limit }.to_string())
             })
             .or_else(|| unlisted(done)),
         rollback,

@@ -104,6 +104,13 @@ impl<'a> Stages<'a> {
             let why = message.clone().unwrap_or_default();
             return Some(Reason::StageFailed { stage: name.clone(), why });
         }
+        // More of its nodes than may have failed, if not by the version: the next ones would go the same way.
+        let Stage { name, .. } = &self.list[stage];
+        let (failed, limit) = (self.counts[stage].failed, self.may_fail(stage));
+        let forced = || self.promoted(name).is_some_and(|promotion| promotion.skip_bake);
+        if stage == self.frontier() && !self.over && failed > limit && !forced() {
+            return Some(Reason::TooManyFailed { stage: Some(name.clone()), failed, limit });
+        }
         self.is_closed(stage).then(|| {
             let before = self.frontier();
             let phase = self.phase(before);
@@ -116,6 +123,10 @@ impl<'a> Stages<'a> {
                 why: said.and_then(|said| said.message.clone()),
             }
         })
+    }
+
+    fn may_fail(&self, stage: usize) -> usize {
+        self.list[stage].failure_threshold.of(self.counts[stage].total)
     }
 
     /// Its nodes are on their way, or about to be. While a stage is watched at work, or a person has to open the next one,
@@ -213,7 +224,7 @@ impl<'a> Stages<'a> {
         if self.promoted(&stage.name).is_some_and(|promotion| promotion.skip_bake) && count.is_complete() {
             return StageStatus { phase: StagePhase::Passed, message: None, ..before };
         }
-        let limit = stage.failure_threshold.of(count.total);
+        let limit = self.may_fail(index);
         if before.phase == StagePhase::Spoiled {
             return before;
         }
@@ -229,7 +240,8 @@ impl<'a> Stages<'a> {
             )
         });
         if let Some(message) = waits.or_else(|| self.knows_nothing(index)) {
-            let phase = if before.phase == StagePhase::Waiting { StagePhase::Moving } else { before.phase };
+            let begun = !matches!(before.phase, StagePhase::Waiting | StagePhase::Failed);
+            let phase = if begun { before.phase } else { StagePhase::Moving };
             return StageStatus { phase, message: Some(message), ..before };
         }
         match before.phase {

@@ -166,6 +166,12 @@ fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Le
     if let Some(decision) = health::leaked(view, member) {
         return decision;
     }
+    // What the driver manager said of a cordon that a person has lifted would pass for the truth about that person's next one.
+    if member.node.has_record_of_a_lifted_cordon() {
+        let mut patch = quiet_patch(view, member, state);
+        patch.annotations.set(AGENT_CORDON_ANNOTATION, None);
+        return Decision::act(Reason::Writing, Action::PatchNode(patch));
+    }
     if let Start::Early(early) = &member.start {
         return take_in(view, member, early);
     }
@@ -245,24 +251,19 @@ fn in_service_and_current(member: &Member<'_>) -> bool {
     member.sync == Freshness::InSync && member.driver_ready && !member.asked_for
 }
 
-/// Without an operator that says so, driver-managers must learn from us that a controller looks after the node. And what one
-/// said of a cordon that a person has lifted would pass for the truth about that person's next one.
+/// Without an operator that says so, driver-managers must learn from us that a controller looks after the node.
 fn announce_ourselves(view: &View<'_>, member: &Member<'_>) -> Decision {
     let reason = member.spared().map_or(Reason::UpToDate, |version| Reason::SameVersion { version });
-    let lifted = member.node.has_record_of_a_lifted_cordon();
-    if member.announced && !lifted {
+    if member.announced {
         return Decision::stay(reason);
     }
-    let mut patch = NodePatch {
-        to: None,
-        event: None,
-        labels: Changes::default(),
-        ..base_patch(view, member, State::UpgradeDone)
-    };
-    if lifted {
-        patch.annotations.set(AGENT_CORDON_ANNOTATION, None);
-    }
-    Decision::act(reason, Action::PatchNode(patch))
+    Decision::act(reason, Action::PatchNode(quiet_patch(view, member, State::UpgradeDone)))
+}
+
+/// A write that moves the node nowhere.
+fn quiet_patch(view: &View<'_>, member: &Member<'_>, state: State) -> NodePatch {
+    let labels = Changes::default();
+    NodePatch { to: None, event: None, labels, ..base_patch(view, member, state) }
 }
 
 /// `upgrade-required`: through the ledger and no other way.

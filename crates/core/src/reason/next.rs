@@ -123,7 +123,7 @@ pub fn next(about: &About<'_>) -> Option<Next> {
             "starts when the matrix lists this version, or another version is set".to_owned()
         }
         Reason::TooManyFailed { .. } => {
-            "starts when failed nodes are retried and done, or the limit is raised".to_owned()
+            "starts when failed nodes are mended or retried, and done, or the limit is raised".to_owned()
         }
         Reason::Aborted { .. } => "nothing until the abort is taken back, or a new version comes".to_owned(),
         Reason::PodsLeaving { until, .. }

@@ -77,9 +77,13 @@ impl fmt::Display for Reason {
                 count(*expected, "pod")
             ),
             Reason::PodStuck { pod, why, .. } => write!(f, "pod {pod} is stuck in Terminating: {why}"),
-            Reason::TooManyFailed { failed, limit } => write!(
+            Reason::TooManyFailed { stage: None, failed, limit } => write!(
                 f,
                 "{failed} nodes failed and at most {limit} may (limits.failureThreshold); no more are started"
+            ),
+            Reason::TooManyFailed { stage: Some(stage), failed, limit } => write!(
+                f,
+                "{failed} nodes of stage {stage} failed and at most {limit} may; no more of it are started"
             ),
             Reason::StageClosed { stage, before, phase, why } => {
                 let why = why.as_ref().map(|why| format!("; {why}")).unwrap_or_default();

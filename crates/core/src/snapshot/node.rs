@@ -7,7 +7,7 @@ use crate::contract::{
     AGENT_CORDON_ANNOTATION, HEALTH_HOLD_ANNOTATION, LAST_VISIT_ANNOTATION, NEEDS_REBOOT_ANNOTATION,
     VISIT_ANNOTATION, is_relevant,
 };
-use crate::driver_manager::NeedsReboot;
+use crate::driver_manager::{CordonRecord, NeedsReboot};
 use crate::health::HealthHold;
 use crate::names::{DriverName, ResourceVersion, Uid};
 use crate::selector::Labels;
@@ -120,6 +120,11 @@ impl Node {
         self.unschedulable && self.annotations.contains_key(AGENT_CORDON_ANNOTATION)
     }
 
+    /// What the driver manager says of its cordon, if it says anything.
+    pub fn driver_manager_cordon(&self) -> Option<CordonRecord> {
+        serde_json::from_str(self.annotations.get(AGENT_CORDON_ANNOTATION)?).ok()
+    }
+
     /// The driver manager's record of a cordon that somebody has lifted since. The next cordon is not the driver manager's.
     pub fn has_record_of_a_lifted_cordon(&self) -> bool {
         !self.unschedulable && self.annotations.contains_key(AGENT_CORDON_ANNOTATION)
@@ -147,9 +152,10 @@ impl Node {
         self.unschedulable || !self.ready
     }
 
-    /// It is out, and this driver is tried on it again.
+    /// This driver is tried on it again, and it is out, or on its way.
     pub fn is_out_again(&self, driver: &DriverName) -> bool {
-        self.is_out() && self.walk_of(driver).is_some_and(|walk| walk.attempts > 0)
+        let again = self.walk_of(driver).filter(|walk| walk.attempts > 0);
+        again.is_some_and(|walk| self.is_out() || walk.state.in_flight())
     }
 
     /// How far this driver is on it, if it is on a visit for it.

@@ -9,12 +9,15 @@ mod tests;
 
 use std::fmt;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use pitcrew_core::contract::State;
 use serde_json::Value;
 
 use super::case::is_of;
 use super::world::{By, Change, Node, Pod, ROLLOUTS, Role, Rollout, World, before};
+
+/// What one pass sends arrives in any order: each call has 5 s, and waits for its turn.
+const CALLS: SignedDuration = SignedDuration::from_secs(10);
 
 /// A promise.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -331,15 +334,18 @@ fn within_limits(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<
 /// The nodes that are out, and those on their walk, as far as that must be known; without some.
 fn out_and_moving(world: &World, change: &Change<'_>, but: impl Fn(&str) -> bool) -> (usize, u64) {
     let known = |since: Option<Timestamp>| since.is_some_and(|since| since < before(change.at, world.lag));
+    let sent = before(change.at, world.lag.max(CALLS));
     let others = world.nodes.iter().filter(|(other, node)| node.member && !but(other));
     let (mut out, mut moving) = (0, 0);
     for (_, other) in others {
         // What we did is known at once; what others did, a moment later. A node that was out when it started was taken
         // out by others.
         let adopted = other.adopted_since.is_some() && !known(other.adopted_since);
-        // So was one that came up with a driver before its stage: it needed no slot, and starts may be on their way.
-        let early = other.visit.as_ref().is_some_and(|visit| visit.early) && !known(other.out_since);
-        let walks = other.walks() && !adopted && !early;
+        // Who needed no slot may cross starts that are on their way: a node that came up with a driver before its stage, and
+        // is only out because of that; and one that had failed and was mended (seed 15449).
+        let no_slot = other.slotless_since.is_some_and(|since| since >= sent);
+        let early = no_slot && other.visit.as_ref().is_some_and(|visit| visit.early);
+        let walks = other.walks() && !adopted && !no_slot;
         let ours = other.cordoned_by_us() && other.adopted_since.is_none() && !early;
         moving += u64::from(walks);
         out += usize::from((walks && !other.foreign_cordon) || ours || known(other.out_since));
@@ -410,8 +416,10 @@ fn stands_still(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<S
     if world.rules_at(change.at).all(|rules| !rules.auto_upgrade) {
         return Some("something was done although the policy says autoUpgrade: false".to_owned());
     }
+    // A failed node that somebody has mended is only proven.
     let starts = |(name, node, after): (&str, &Node, &Node)| {
-        !node.walks() && after.walks() && has_driver(world, change, name)
+        let mended = node.state() == State::UpgradeFailed && after.state() == State::ValidationRequired;
+        !node.walks() && after.walks() && !mended && has_driver(world, change, name)
     };
     let starts = we_write(change, step).is_some_and(starts);
     let aborted = world.aborted_since().is_some_and(|since| since < before(change.at, world.lag));

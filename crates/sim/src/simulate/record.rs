@@ -293,6 +293,12 @@ impl Book {
         self.worlds.iter().flat_map(World::drivers_down).collect()
     }
 
+    /// Nodes that NVSentinel has.
+    pub(super) fn quarantined(&self) -> BTreeSet<String> {
+        let nodes = self.worlds.iter().flat_map(|world| &world.nodes);
+        nodes.filter(|(_, node)| node.quarantined).map(|(name, _)| name.clone()).collect()
+    }
+
     /// A stage of a newest rollout is watched at work.
     pub(super) fn bakes(&self) -> bool {
         self.worlds.iter().filter_map(World::newest).any(Rollout::bakes)

@@ -1,6 +1,6 @@
 //! One run: a cluster, controllers, a storm, and the calm after it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use super::record::{Coverage, Entry, Record, Violation};
 use super::settled;
 use super::trouble::{Hands, Trouble};
 use super::weather::Weather;
-use super::world::{Pool, World};
+use super::world::{Key, Pool, World};
 use crate::api::ApiServer;
 use crate::cluster::{Cluster, EPOCH, SetUpError};
 
@@ -311,7 +311,7 @@ impl Play<'_> {
                 return Ok(());
             };
             ended?;
-            let (settled_at, down) = (self.api.now(), self.record.book().drivers_down());
+            let (settled_at, (down, quarantined)) = (self.api.now(), self.outside());
             let baked = self.bakes();
             self.note("every node has come to an end");
             let listed = self.case.manner.as_ref().is_some_and(|manner| manner.matrix.is_some());
@@ -319,9 +319,10 @@ impl Play<'_> {
             let before = our_writes(&self.api);
             sleep(REST).await;
             // A driver that comes up after all is news, and brings its node further; so is a bake that nobody is left for,
-            // and that Prometheus spoils (seed 4717).
+            // and that Prometheus spoils (seed 4717); and NVSentinel takes its time (seed 12990).
             let over = baked && !self.bakes();
-            if !over && self.record.book().drivers_down().is_superset(&down) {
+            let now = self.outside();
+            if !over && now.0.is_superset(&down) && now.1 == quarantined {
                 self.break_unrest(&before);
                 break settled_at;
             }
@@ -341,6 +342,12 @@ impl Play<'_> {
             self.record.broken("a controller ended by itself");
         }
         Ok(())
+    }
+
+    /// What others do of themselves: drivers that are down, and nodes that NVSentinel has.
+    fn outside(&self) -> (BTreeSet<Key>, BTreeSet<String>) {
+        let book = self.record.book();
+        (book.drivers_down(), book.quarantined())
     }
 
     fn bakes(&self) -> bool {
@@ -368,12 +375,15 @@ impl Play<'_> {
 
     async fn until_settled(&mut self, weather: &Weather) -> Result<(), RunError> {
         // Seen twice: a node may look settled in the moment before it is looked at.
-        let mut quiet = 0;
+        let (mut quiet, mut before) = (0, self.outside());
         while quiet < 3 {
             sleep(LOOK_EVERY).await;
             self.attend(weather).await?;
-            let settled = self.unsettled(self.api.now()).is_none();
+            // Who has just come back may have to be looked after (seed 12925).
+            let now = self.outside();
+            let settled = now == before && self.unsettled(self.api.now()).is_none();
             quiet = if settled { quiet + 1 } else { 0 };
+            before = now;
         }
         Ok(())
     }

@@ -57,13 +57,16 @@ pub(super) fn bound(case: &Case, nodes: usize) -> Duration {
 
 /// The first thing that has not come to its end, with what is missing. `now` is when nothing had been touched for a while.
 pub(super) fn unsettled(book: &Book, aborted: bool, now: Timestamp) -> Option<Unsettled> {
-    book.worlds.iter().find_map(|world| unsettled_pool(&Sight { world, book }, aborted, now))
+    book.worlds.iter().find_map(|world| unsettled_pool(&Sight { world, book, aborted, now }))
 }
 
 /// A pool, and what is said of its nodes.
 struct Sight<'a> {
     world: &'a World,
     book: &'a Book,
+    /// Somebody has aborted what is under way, and that stays.
+    aborted: bool,
+    now: Timestamp,
 }
 
 impl<'a> Sight<'a> {
@@ -72,10 +75,10 @@ impl<'a> Sight<'a> {
     }
 }
 
-fn unsettled_pool(book: &Sight<'_>, aborted: bool, now: Timestamp) -> Option<Unsettled> {
+fn unsettled_pool(book: &Sight<'_>) -> Option<Unsettled> {
     let mut nodes = book.world.nodes.iter().filter(|(_, node)| node.member);
     let node = nodes.find_map(|(name, node)| {
-        let what = missing(book, name, node, aborted, now)?;
+        let what = missing(book, name, node)?;
         Some(Unsettled { promise: Promise::ComesToAnEnd, node: Some(name.clone()), what })
     });
     node.or_else(|| unsettled_rollout(book, book.world.newest()?))
@@ -105,7 +108,8 @@ fn unsettled_rollout(book: &Sight<'_>, newest: &Rollout) -> Option<Unsettled> {
     }
 }
 
-fn missing(book: &Sight<'_>, name: &str, node: &Node, aborted: bool, now: Timestamp) -> Option<String> {
+fn missing(book: &Sight<'_>, name: &str, node: &Node) -> Option<String> {
+    let now = book.now;
     match node.state() {
         State::UpgradeDone => not_done(book, name, node),
         // It stays out until a person or another version comes.
@@ -118,7 +122,7 @@ fn missing(book: &Sight<'_>, name: &str, node: &Node, aborted: bool, now: Timest
             let Some(reason) = book.reason(name) else {
                 return Some("it waits in upgrade-required, and nobody says for what".to_owned());
             };
-            let waits = waits_for_good(book, (name, node), reason, aborted, now);
+            let waits = waits_for_good(book, (name, node), reason);
             (!waits).then(|| format!("it waits in upgrade-required: {reason}"))
         }
         // It joined with a driver that does not come up: that is told, and not ours to mend.
@@ -141,13 +145,8 @@ fn missing(book: &Sight<'_>, name: &str, node: &Node, aborted: bool, now: Timest
 }
 
 /// What a node in `upgrade-required` waits for does not come by itself.
-fn waits_for_good(
-    book: &Sight<'_>,
-    (name, node): (&str, &Node),
-    reason: &Reason,
-    aborted: bool,
-    now: Timestamp,
-) -> bool {
+fn waits_for_good(book: &Sight<'_>, (name, node): (&str, &Node), reason: &Reason) -> bool {
+    let now = book.now;
     match reason {
         Reason::NoSlot { limit: Limit::MaxUnavailable { limit, .. }, together, .. } => {
             out_for_good(book, name) + together > *limit
@@ -156,7 +155,7 @@ fn waits_for_good(
         // Whoever holds the atom waits for good.
         Reason::AtomWaits { node: holder, why, .. } => {
             let other = book.world.nodes.get(holder.as_str());
-            other.is_some_and(|other| waits_for_good(book, (holder.as_str(), other), why, aborted, now))
+            other.is_some_and(|other| waits_for_good(book, (holder.as_str(), other), why))
         }
         Reason::SpreadFull { out, .. } => out.iter().any(|other| stays_out(book, other.as_str())),
         Reason::StageClosed { before, .. } => stands(book, before),
@@ -165,7 +164,7 @@ fn waits_for_good(
         }),
         Reason::Condemned { .. } => is_condemned(book),
         Reason::NotInMatrix { .. } => !book.world.proofs.lists(&book.world.target, now, SignedDuration::ZERO),
-        Reason::Aborted { .. } => aborted,
+        Reason::Aborted { .. } => book.aborted,
         Reason::TooManyFailed { limit, .. } => out_for_good(book, name) > *limit,
         // Given back, it tries again much later.
         Reason::BudgetBlocks { until: Some(until), .. } => now.duration_until(*until) > NEXT_TRY_MIN,
@@ -210,8 +209,10 @@ fn bakes_for_ever(book: &Sight<'_>, rollout: &Rollout, stage: &str) -> bool {
     let mut stages = book.world.moves.stages.iter().filter(|known| known.name == stage);
     let called_off = rollout.aborted_since.is_some() || (rollout.back_since.is_some() && !rollout.cleared);
     let asks_nobody = called_off && stages.any(|stage| !stage.queries.is_empty());
-    says.is_some_and(|says| says.message.is_some())
-        && (asks_nobody || nobody || !nodes_of(book, stage).all(in_service))
+    // In a fleet that has no node any more there is nobody to look at (seeds 19119, 25754).
+    let deserted = says.is_some() && !book.world.nodes.values().any(|node| node.member);
+    let told = says.is_some_and(|says| says.message.is_some());
+    deserted || (told && (asks_nobody || nobody || !nodes_of(book, stage).all(in_service)))
 }
 
 /// Nobody is in service on whom a gate could be asked.
@@ -247,16 +248,33 @@ fn out_for_good(book: &Sight<'_>, but: &str) -> usize {
 
 /// The same in any pool: the work that has no place there is what a budget here waits for.
 fn out_anywhere(book: &Sight<'_>, but: &str) -> bool {
-    let mut pools = book.book.worlds.iter().map(|world| Sight { world, book: book.book });
+    let mut pools = book.book.worlds.iter().map(|world| Sight { world, ..*book });
     pools.any(|pool| out_for_good(&pool, but) > 0)
 }
 
 fn stays_out(book: &Sight<'_>, name: &str) -> bool {
     book.world.nodes.get(name).is_some_and(|node| match node.state() {
         State::UpgradeFailed => true,
+        // It had failed, and is not tried again with what is asked for now (seed 11308).
+        State::UpgradeRequired if node.cordoned_by_us() => is_given_up(book, name, node),
         _ if !node.quarantined || node.quarantined_cordoned => node.foreign_cordon,
         _ => node.foreign_cordon && !has_ready_driver(book, name),
     })
+}
+
+/// The version that it waits for does not come to anybody.
+fn is_given_up(book: &Sight<'_>, name: &str, node: &Node) -> bool {
+    let of_the_version = |reason: &&Reason| {
+        matches!(
+            reason,
+            Reason::NotInMatrix { .. }
+                | Reason::Condemned { .. }
+                | Reason::StageFailed { .. }
+                | Reason::Aborted { .. }
+        )
+    };
+    let reason = book.reason(name).filter(of_the_version);
+    reason.is_some_and(|reason| waits_for_good(book, (name, node), reason))
 }
 
 fn has_ready_driver(book: &Sight<'_>, node: &str) -> bool {

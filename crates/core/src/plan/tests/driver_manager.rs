@@ -215,6 +215,36 @@ fn a_canary_that_needs_a_reboot_neither_condemns_the_version_nor_lets_it_pass() 
     assert_eq!(rollout(&fleet).stages[0].phase, StagePhase::Baking);
 }
 
+/// Whatever it is that leaves half a driver behind: it would on the next one too.
+#[test]
+fn a_canary_that_needs_a_reboot_holds_up_the_others_of_its_stage() {
+    let canary = |spec: NodeSpec| spec.label("gpu-canary", "true");
+    let half = canary(needs_reboot(node("n").at(State::PodRestartRequired)));
+    let mut fleet = Fleet::new().with(half).with(canary(node("o").outdated()));
+    fleet.live(HOUR);
+    assert_eq!(fleet.verdict("n").state, State::UpgradeFailed);
+    insta::assert_snapshot!(fleet.why("o"), @"1 nodes of stage canary failed and at most 0 may; no more of it are started");
+    fleet.node_mut("n").boot_id = "boot-2".into();
+    fleet.live(HOUR);
+    assert_eq!(fleet.verdict("o").state, State::UpgradeDone);
+}
+
+/// One failed by the version, one by half a driver; the first is mended.
+#[test]
+fn a_stage_that_failed_goes_on_waiting_for_a_reboot_alone() {
+    let canary = |spec: NodeSpec| spec.label("gpu-canary", "true");
+    let policy = json!({"driver": {"name": "gpu"}, "rollout": {"onFailure": "Pause"}});
+    let fleet = Fleet::without_policy().driver_policy("gpu", policy);
+    let half = canary(needs_reboot(node("n").at(State::PodRestartRequired)));
+    let mut fleet = fleet.with(half).with(canary(node("o").at(State::UpgradeFailed)));
+    fleet.live(HOUR);
+    assert_eq!(rollout(&fleet).stages[0].phase, StagePhase::Failed);
+    fleet.set_label("o", "upgrade-required");
+    fleet.live(HOUR);
+    assert_eq!(fleet.verdict("o").state, State::UpgradeDone, "{}", fleet.why("o"));
+    assert_eq!(rollout(&fleet).stages[0].phase, StagePhase::Moving);
+}
+
 #[test]
 fn nodes_that_need_a_reboot_stop_new_starts_but_take_no_version_back() {
     let policy = json!({
@@ -252,11 +282,55 @@ fn a_node_that_its_driver_manager_left_cordoned_is_proven_and_given_back_when_it
 #[test]
 fn who_wants_a_node_left_alone_keeps_the_driver_managers_cordon_on_it() {
     let skip = keys("gpu").skip;
-    for label in [skip.as_str(), KEEP_CORDONED_LABEL] {
-        let mut fleet = Fleet::new().with(cordoned_by_agent(node("n")).label(label, "true"));
+    let cordoned = || cordoned_by_agent(node("n"));
+    // NVSentinel is not looked for here, and has it all the same.
+    let quarantined = cordoned().annotation(nvsentinel::CORDON_BEFORE_ANNOTATION, "True");
+    for (case, spec) in [
+        ("skipped", cordoned().label(&skip, "true")),
+        ("kept", cordoned().label(KEEP_CORDONED_LABEL, "true")),
+        ("in quarantine", quarantined),
+    ] {
+        let mut fleet = Fleet::new().with(spec);
         fleet.play();
-        assert_eq!(fleet.states_of("n"), [""; 0], "{label}");
-        assert!(fleet.snapshot.nodes["n"].unschedulable, "{label}");
+        assert_eq!(fleet.states_of("n"), [""; 0], "{case}");
+        assert!(fleet.snapshot.nodes["n"].unschedulable, "{case}");
+    }
+}
+
+#[test]
+fn nobody_is_proven_after_an_abort_or_by_what_was_seen_before_the_cordon() {
+    let due = node("o").outdated().at(State::UpgradeRequired);
+    let mut aborted = Fleet::new().with(cordoned_by_agent(node("n"))).with(due);
+    aborted.abort_rollouts();
+    aborted.settle();
+    assert_eq!(aborted.states_of("n"), [""; 0], "aborted");
+    let mut stale = Fleet::new().with(cordoned_by_agent(node("n")));
+    stale.driver_mut("n").ready_since = Some(after(-7200));
+    stale.play();
+    assert_eq!(stale.states_of("n"), [""; 0], "ready before the cordon");
+    stale.driver_mut("n").ready_since = Some(after(-5));
+    stale.play();
+    assert!(!stale.snapshot.nodes["n"].unschedulable);
+}
+
+/// A rollout that nothing is brought by would ask gates and watch a stage.
+#[test]
+fn a_node_that_is_only_proven_makes_no_rollout() {
+    let mut fleet = Fleet::new().with(cordoned_by_agent(node("n")));
+    fleet.play();
+    assert!(!fleet.snapshot.nodes["n"].unschedulable);
+    assert!(fleet.snapshot.rollouts.is_empty(), "{:?}", fleet.snapshot.rollouts.keys());
+    let last = fleet.snapshot.nodes["n"].last_visit.as_ref().unwrap();
+    assert_eq!(last.rollout_of(&"gpu".into()), None);
+}
+
+#[test]
+fn what_a_person_lifted_is_forgotten_in_every_state() {
+    for state in [State::Unknown, State::UpgradeRequired, State::UpgradeDone, State::UpgradeFailed] {
+        let lifted = node("n").outdated().skipped().labelled(state);
+        let mut fleet = Fleet::new().with(lifted.annotation(AGENT_CORDON_ANNOTATION, "{}"));
+        fleet.settle();
+        assert!(!has(&fleet, AGENT_CORDON_ANNOTATION), "{state}");
     }
 }
 

@@ -129,11 +129,13 @@ pub(super) fn together_and_in_time(
         // Whoever has failed and is out goes back without the others, and they go without it.
         let again = |name: &NodeName| {
             let tried = walk(&facts.nodes[name], &pool.driver).is_some_and(|walk| walk.attempts > 0);
-            tried && (facts.nodes[name].unschedulable || !facts.nodes[name].ready)
+            let moves = is_moving(facts, pool, name);
+            tried && (facts.nodes[name].unschedulable || !facts.nodes[name].ready || moves)
         };
         for name in starts.iter().filter(|name| rack(name).is_some() && !loads(name) && !again(name)) {
             let mut others = pool.nodes.iter().filter(|(other, _)| rack(other) == rack(name));
-            if pool.nodes.keys().any(|other| rack(other) == rack(name) && is_moving(facts, pool, other)) {
+            let under_way = |other: &NodeName| is_moving(facts, pool, other) && !again(other);
+            if pool.nodes.keys().any(|other| rack(other) == rack(name) && under_way(other)) {
                 continue;
             }
             let skip = &keys(pool.driver.as_str()).skip;

@@ -391,6 +391,35 @@ fn a_boot_since_a_visit_of_another_rollout_hides_no_restart_of_another_pod() {
 }
 
 #[test]
+fn a_boot_of_a_node_that_another_rollout_visited_last_is_no_restart_of_its_driver() {
+    let mut fleet = labelled_and_watched();
+    fleet.live(HOUR);
+    boots(&mut fleet, "gpu-3");
+    let node = fleet.node_mut("gpu-3");
+    node.last_visit.as_mut().unwrap().rollouts.insert("gpu".into(), "gpu-0".to_owned());
+    let now = fleet.snapshot.now;
+    replace_and_restart(&mut fleet, "gpu-3", now - SignedDuration::from_hours(2));
+    fleet.driver_mut("gpu-3").started = Some(now);
+    fleet.live(1);
+    assert_eq!(stages(&fleet)[0].phase, StagePhase::Baking);
+}
+
+#[test]
+fn what_restarts_during_a_visit_inside_of_a_bake_does_not_count() {
+    let mut fleet = labelled_and_watched();
+    fleet.live(HOUR);
+    let key = keys("gpu").requested;
+    fleet.node_mut("gpu-3").annotations.insert(key, "true".to_owned());
+    while fleet.verdict("gpu-3").state != State::ValidationRequired {
+        assert!(fleet.step());
+    }
+    restarts(&mut fleet, "gpu-3", 1);
+    assert_ne!(fleet.plan().pools[0].nodes["gpu-3"].state, State::UpgradeDone);
+    fleet.live(HOUR);
+    assert_eq!(stages(&fleet)[0].phase, StagePhase::Baking);
+}
+
+#[test]
 fn time_in_which_nobody_looked_does_not_count() {
     let mut fleet = labelled();
     fleet.live(10 * HOUR);

@@ -8,10 +8,8 @@ use pitcrew_core::contract::State;
 
 use super::super::moves::Stage;
 use super::super::world::{By, Change, Node, Role, Rollout, Seen, World, before};
-use super::{Step, has_driver, is_new, out_and_moving, we_write};
+use super::{CALLS, Step, has_driver, is_new, out_and_moving, we_write};
 
-/// What one pass sends arrives in any order: each call has 5 s, and waits for its turn.
-const CALLS: SignedDuration = SignedDuration::from_secs(10);
 /// A visit is expected to take so long, in seconds, while nobody knows better; less what a call may take.
 const VISIT_EXPECTED: i64 = 30 * 60 - 15;
 /// From so many visits on somebody knows better.
@@ -33,8 +31,8 @@ fn known(world: &World, change: &Change<'_>) -> Timestamp {
 }
 
 pub(super) fn in_open_stages(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
-    if let Step::Rollout(_, old, Some(new)) = step {
-        return passes_when_done(world, change, *old, new);
+    if let Step::Rollout(name, old, Some(new)) = step {
+        return passes_when_done(world, change, name, (*old, new));
     }
     let (name, node) = we_start(change, step)?;
     if world.moves.stages.is_empty() || node.is_retried() || !has_driver(world, change, name) {
@@ -62,8 +60,8 @@ pub(super) fn in_open_stages(world: &World, change: &Change<'_>, step: &Step<'_>
 fn passes_when_done(
     world: &World,
     change: &Change<'_>,
-    old: Option<&Rollout>,
-    new: &Rollout,
+    rollout: &str,
+    (old, new): (Option<&Rollout>, &Rollout),
 ) -> Option<String> {
     let phase = |rollout: Option<&Rollout>, stage: &str| {
         rollout.and_then(|rollout| rollout.stages.get(stage)).map(|stage| stage.phase.clone())
@@ -92,7 +90,7 @@ fn passes_when_done(
         if let Some(what) = since.and_then(|since| out_of_bounds(world, change, stage, since)) {
             return Some(format!("stage {name} was over, and {what}"));
         }
-        if let Some(what) = since.and_then(|since| restarted(world, change, place, since)) {
+        if let Some(what) = since.and_then(|since| restarted(world, change, (rollout, place), since)) {
             return Some(format!("stage {name} was over, and {what}"));
         }
         unfinished(world, change, place, new).map(|what| format!("stage {name} was over, and {what}"))
@@ -114,16 +112,23 @@ fn out_of_bounds(world: &World, change: &Change<'_>, stage: &Stage, since: Times
 
 /// More drivers of a stage than may have restarted by themselves while it was watched. Only those count that everybody could
 /// know of: they are still there, and their nodes are in the stage, in service, and have not booted.
-fn restarted(world: &World, change: &Change<'_>, stage: usize, since: Timestamp) -> Option<String> {
+fn restarted(
+    world: &World,
+    change: &Change<'_>,
+    (rollout, stage): (&str, usize),
+    since: Timestamp,
+) -> Option<String> {
     let counts = |(name, node): &(&String, &Node)| {
         let is_in = world.stages_at(name, change.at).all(|of| of == stage);
         let stays = |seen: &Seen| seen.state == State::UpgradeDone && !seen.skipped;
         let booted = node.booted.is_some_and(|booted| booted >= before(since, BOOT));
         node.member && is_in && !booted && world.always(name, change.at, stays)
     };
-    // Whose clock says when a pod came that nobody knew?
-    let since = since.saturating_add(world.clock_off).unwrap_or(since);
     let restarts_on = |(name, node): (&String, &Node)| {
+        // Of a node that this rollout did not visit only clocks say what was before.
+        let known_pod = node.last_rollout.as_deref() == Some(rollout);
+        let off = if known_pod { SignedDuration::ZERO } else { world.clock_off };
+        let since = since.saturating_add(off).unwrap_or(since);
         let in_time =
             |at: &&Timestamp| **at >= since && Some(**at) >= node.done_since && **at < known(world, change);
         let drivers = world.pods_on(name).map(|(_, pod)| pod);
@@ -268,7 +273,7 @@ pub(super) fn whole_atoms(world: &World, change: &Change<'_>, step: &Step<'_>) -
         world.nodes.iter().filter(move |(other, node)| *other != name && same(node))
     };
     // What is begun is finished, whoever of it cannot.
-    if others().any(|(_, other)| other.walks()) {
+    if others().any(|(_, other)| other.walks() && !other.is_retried()) {
         return None;
     }
     let stays = |seen: &Seen| {

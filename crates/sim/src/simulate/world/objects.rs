@@ -51,6 +51,8 @@ pub struct Node {
     pub skipped: bool,
     /// Since when it has a slot that others gave it, by its label.
     pub adopted_since: Option<Timestamp>,
+    /// Since when it walks, if it needed no slot for that: it is only proven, or it had failed and was mended.
+    pub slotless_since: Option<Timestamp>,
     /// It is to run the driver, or on a visit for it.
     pub(super) wanted: bool,
     /// That, or a driver pod is on it all the same.
@@ -71,6 +73,8 @@ pub struct Node {
     pub loads: bool,
     /// A visit of it has ended.
     pub was_visited: bool,
+    /// The rollout of the last one.
+    pub last_rollout: Option<String>,
     /// When it was last told to have booted.
     pub booted: Option<Timestamp>,
     boot: String,
@@ -101,14 +105,21 @@ impl Node {
         walk.is_some_and(|walk| walk.attempts > 0)
     }
 
-    /// That, and it is out.
+    /// That, and it is out, or on its way.
     pub fn is_out_again(&self) -> bool {
-        self.is_retried() && self.out_since.is_some()
+        self.is_retried() && (self.out_since.is_some() || self.walks())
     }
 
     /// Our cordon is on it.
     pub fn cordoned_by_us(&self) -> bool {
         self.cordoned && self.visit.as_ref().is_some_and(|visit| visit.holds.cordon)
+    }
+
+    /// It walks, and did not before, and nobody had to give it a slot.
+    fn needs_no_slot(&self, before: Option<&Node>) -> bool {
+        let had_failed = before.is_some_and(|before| before.state() == State::UpgradeFailed);
+        let mended = had_failed && self.state() == State::ValidationRequired;
+        mended || self.visit.as_ref().is_some_and(|visit| visit.early)
     }
 
     pub(super) fn read(object: &Value, before: Option<&Node>, change: &Change<'_>) -> Self {
@@ -159,9 +170,11 @@ impl Node {
             Some(_) => Some(change.at),
             None => None,
         };
+        let last_visit = annotation(LAST_VISIT_ANNOTATION);
         let node = Self {
             loads: annotation(SAFE_LOAD_ANNOTATION).is_some_and(|value| !value.is_empty()),
-            was_visited: annotation(LAST_VISIT_ANNOTATION).is_some(),
+            was_visited: last_visit.is_some(),
+            last_rollout: last_visit.and_then(last_rollout),
             marks: marks.map(|(key, value)| (key.clone(), text(value))).collect(),
             booted,
             boot,
@@ -181,6 +194,7 @@ impl Node {
             wanted,
             member: wanted,
             done_since: None,
+            slotless_since: None,
             shielded: opted_out(nvsentinel::OPT_OUT_LABEL) || opted_out(nvsentinel::MANAGED_LABEL),
             shield_recorded: annotation(HEALTH_HOLD_ANNOTATION).is_some(),
             quarantined: annotation(nvsentinel::QUARANTINE_ANNOTATIONS).is_some(),
@@ -189,7 +203,12 @@ impl Node {
         };
         let done = node.state() == State::UpgradeDone;
         let known = before.and_then(|before| before.done_since);
-        Self { done_since: done.then(|| known.unwrap_or(change.at)), ..node }
+        let slotless_since = match before {
+            _ if !node.walks() => None,
+            Some(before) if before.walks() => before.slotless_since,
+            _ => node.needs_no_slot(before).then_some(change.at),
+        };
+        Self { done_since: done.then(|| known.unwrap_or(change.at)), slotless_since, ..node }
     }
 }
 
@@ -288,6 +307,12 @@ impl Pod {
             image: text(&spec["containers"][0]["image"]),
         }
     }
+}
+
+/// The rollout in which the driver was last brought up.
+fn last_rollout(record: &str) -> Option<String> {
+    let record: Value = serde_json::from_str(record).ok()?;
+    record["rollouts"]["gpu"].as_str().map(str::to_owned)
 }
 
 /// The text of a value, if it is one.
