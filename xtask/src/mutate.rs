@@ -305,8 +305,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "a stage that taught nothing passes",
         file: "crates/core/src/plan/stages.rs",
-        from: "if let Some(message) = self.knows_nothing(index)",
-        to: "if let Some(message) = self.knows_nothing(index).filter(|_| !MUTATED)",
+        from: "waits.or_else(|| self.knows_nothing(index))",
+        to: "waits.or_else(|| self.knows_nothing(index)).filter(|_| !MUTATED)",
     },
     Mutation {
         name: "a stage is over before its last node is done",

@@ -11,7 +11,7 @@ use jiff::SignedDuration;
 
 use crate::action::{Action, DeleteWhy, NodePatch, PodRef, RestartDriver};
 use crate::api::{Previous, Refresh, RolloutPhase, StagePhase};
-use crate::contract::{AGENT_CORDON_ANNOTATION, HEALTH_HOLD_ANNOTATION, State, VISIT_ANNOTATION};
+use crate::contract::{AGENT_CORDON_ANNOTATION, GPU_DRIVER, HEALTH_HOLD_ANNOTATION, State, VISIT_ANNOTATION};
 use crate::health::Shield;
 use crate::names::{GateName, NodeName, PoolName, RevisionHash};
 use crate::plan::{Plan, PoolPlan, PoolStatus, uses_device};
@@ -203,7 +203,9 @@ fn foreign_cordons(snapshot: &Snapshot, policy: &Policy, mine: &[(usize, &Action
         let may = |v: &Visit, walk: &Walk| walk.state == State::UncordonRequired || untouched(v, walk);
         let at_the_end = |v: &Visit| v.drivers.get(&policy.driver).is_some_and(|walk| may(v, walk));
         let facts = snapshot.nodes.get(node);
-        let adopted = facts.is_some_and(|node| node.annotations.contains_key(AGENT_CORDON_ANNOTATION));
+        let managed = policy.driver.as_str() == GPU_DRIVER;
+        let adopted =
+            managed && facts.is_some_and(|node| node.annotations.contains_key(AGENT_CORDON_ANNOTATION));
         let whole = facts.is_some_and(|node| node.needs_reboot().is_none());
         visit.is_some_and(|v| (v.holds.cordon || adopted) && whole && at_the_end(v))
     };

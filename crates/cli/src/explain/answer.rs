@@ -3,7 +3,7 @@
 use std::fmt;
 
 use jiff::Timestamp;
-use pitcrew_core::contract::State;
+use pitcrew_core::contract::{GPU_DRIVER, State};
 use pitcrew_core::names::NodeName;
 use pitcrew_core::reason::{About, Kind, Motion, Thing, advice, culprits, next};
 use pitcrew_core::snapshot::Node;
@@ -171,7 +171,8 @@ fn motion_name<S: serde::Serializer>(motion: &Motion, serializer: S) -> Result<S
 /// What the visit set on the node and puts back at its end.
 fn holds(node: &Node) -> Option<String> {
     let visit = node.visit.as_ref()?.as_ref().ok()?;
-    let ours = visit.holds.cordon || node.is_cordoned_by_driver_manager();
+    let adopted = node.is_cordoned_by_driver_manager() && visit.drivers.contains_key(GPU_DRIVER);
+    let ours = visit.holds.cordon || adopted;
     Some(match (ours, node.unschedulable) {
         (true, true) => "the cordon, which pitcrew lifts at the end of the visit".to_owned(),
         (true, false) => "a cordon that somebody has lifted".to_owned(),

@@ -177,7 +177,7 @@ pub(super) fn note_boot(view: &View<'_>, member: &Member<'_>) -> Option<Decision
         return None;
     }
     let (node, pod, driver) = (member.node, member.pod?, &view.policy.driver);
-    let last = node.last_visit.as_ref().filter(|last| last.rollout_of(driver) == view.rollout.as_deref())?;
+    let last = node.last_visit.as_ref()?;
     let known = last.pods.get(driver).filter(|known| !known.is_same_boot(node))?;
     let now = DriverPod::of(pod, node);
     // What is told of the pod may be from before the boot.

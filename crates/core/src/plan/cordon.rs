@@ -117,7 +117,9 @@ fn put_back(view: &View<'_>, node: &Node, holds: &Holds, patch: &mut NodePatch) 
     let kept = node.labels().get(KEEP_CORDONED_LABEL).is_some_and(|v| v == "true");
     // A cordon that NVSentinel has made its own is not ours to lift any more.
     let adopted = node.visit.is_some() && adopts(view, node);
-    let ours = (holds.cordon || adopted) && !kept && !cordoned_by_nvsentinel(node);
+    // For another driver it stays, whatever was there before.
+    let foreign = node.is_cordoned_by_driver_manager() && !adopts(view, node);
+    let ours = (holds.cordon || adopted) && !kept && !foreign && !cordoned_by_nvsentinel(node);
     patch.unschedulable = (ours && node.unschedulable).then_some(false);
     // What is said of a cordon that is gone, or of an earlier boot, would be taken for news the next time.
     let said = [(AGENT_CORDON_ANNOTATION, ours), (NEEDS_REBOOT_ANNOTATION, node.needs_reboot().is_none())];

@@ -178,8 +178,9 @@ impl<'a> View<'a> {
         let visited = || {
             let visit = node.visit.as_ref().and_then(|visit| visit.as_ref().ok());
             let ours = visit.filter(|visit| visit.drivers.contains_key(&self.policy.driver));
-            let rollout = ours.and_then(|visit| visit.rollout.as_deref());
-            rollout.is_some_and(|rollout| super::rollout::number(self.pool, rollout).is_some())
+            let of_this = |rollout: &str| super::rollout::number(self.pool, rollout).is_some();
+            // Without a rollout there is nothing but the driver to tell whose it is.
+            ours.is_some_and(|visit| visit.rollout.as_deref().map_or(self.siblings.is_empty(), of_this))
         };
         let taken = || self.siblings.iter().any(|sibling| sibling.selects(node.labels()));
         self.policy.selects(node.labels()) || (visited() && !taken())

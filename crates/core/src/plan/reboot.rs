@@ -40,9 +40,11 @@ pub(super) fn came_back(view: &View<'_>, member: &Member<'_>) -> bool {
     let is = |label: &str| node.mark(label) == Some("true");
     let left_alone = is(&view.policy.keys.skip) || is(KEEP_CORDONED_LABEL) || member.asked_for;
     let held = left_alone || view.is_called_off() || quarantine(node).is_some();
-    // What is told of the driver may be from before.
+    // What is told of the driver may be from before. Times are told in whole seconds, and a clock may have been ahead.
     let ready = member.pod.and_then(|pod| pod.ready_since);
-    let came_up = ready.is_none() || ready >= node.driver_manager_cordon().map(|record| record.since);
+    let cordoned = node.driver_manager_cordon().map(|record| record.since);
+    let cordoned = cordoned.filter(|since| *since <= view.snapshot.now);
+    let came_up = ready.zip(cordoned).is_none_or(|(ready, since)| ready.as_second() >= since.as_second());
     // There is a driver manager for GPUs alone.
     view.policy.driver.as_str() == GPU_DRIVER
         && matches!(member.standing, Standing::Label(State::Unknown | State::UpgradeDone))

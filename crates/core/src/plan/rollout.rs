@@ -114,9 +114,10 @@ pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &m
         // A way back is written down even if no node has to go it: what comes after it is no way back any more.
         let goes_back = || rollback::taken_back(snapshot, pool, &wanted).is_some();
         // Nothing new comes to a node that is only proven.
-        let moves = |(name, v): (&NodeName, &Verdict)| {
-            has_to_move(v) && !done.early.iter().any(|early| name.as_str() == early)
-        };
+        let visit = |name: &NodeName| snapshot.nodes.get(name)?.visit.as_ref()?.as_ref().ok();
+        let only_proven =
+            |(name, v): (&NodeName, &Verdict)| v.in_sync && visit(name).is_some_and(|visit| visit.early);
+        let moves = |(name, v): (&NodeName, &Verdict)| has_to_move(v) && !only_proven((name, v));
         if may && (done.nodes.iter().any(moves) || goes_back()) {
             create(snapshot, pool, done, &wanted, newest.map_or(1, |(number, _)| number + 1), plan);
         }

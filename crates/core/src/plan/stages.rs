@@ -104,12 +104,9 @@ impl<'a> Stages<'a> {
             let why = message.clone().unwrap_or_default();
             return Some(Reason::StageFailed { stage: name.clone(), why });
         }
-        // More of its nodes than may have failed, if not by the version: the next ones would go the same way.
-        let Stage { name, .. } = &self.list[stage];
-        let (failed, limit) = (self.counts[stage].failed, self.may_fail(stage));
-        let forced = || self.promoted(name).is_some_and(|promotion| promotion.skip_bake);
-        if stage == self.frontier() && !self.over && failed > limit && !forced() {
-            return Some(Reason::TooManyFailed { stage: Some(name.clone()), failed, limit });
+        if self.is_held(stage) {
+            let (failed, limit) = (self.counts[stage].failed, self.may_fail(stage));
+            return Some(Reason::TooManyFailed { stage: Some(self.list[stage].name.clone()), failed, limit });
         }
         self.is_closed(stage).then(|| {
             let before = self.frontier();
@@ -125,6 +122,15 @@ impl<'a> Stages<'a> {
         })
     }
 
+    /// More of its nodes have failed than may, if not by the version: the next ones would go the same way.
+    fn is_held(&self, stage: usize) -> bool {
+        let forced = || self.promoted(&self.list[stage].name).is_some_and(|promotion| promotion.skip_bake);
+        stage == self.frontier()
+            && !self.over
+            && self.counts[stage].failed > self.may_fail(stage)
+            && !forced()
+    }
+
     fn may_fail(&self, stage: usize) -> usize {
         self.list[stage].failure_threshold.of(self.counts[stage].total)
     }
@@ -135,7 +141,10 @@ impl<'a> Stages<'a> {
         let frontier = self.frontier();
         let rests = |phase: StagePhase| matches!(phase, StagePhase::Baking | StagePhase::AwaitingApproval);
         let rests = frontier < self.list.len() && rests(self.phase(frontier));
-        !rests && !self.is_closed(stage) && !self.said.iter().flatten().any(|said| said.phase.is_bad())
+        !rests
+            && !self.is_closed(stage)
+            && !self.is_held(stage)
+            && !self.said.iter().flatten().any(|said| said.phase.is_bad())
     }
 
     /// The stages before it come first.

@@ -11,6 +11,8 @@ use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
 use pitcrew_core::contract::State;
+use pitcrew_core::names::Uid;
+use pitcrew_core::visit::Cause;
 use serde_json::Value;
 
 use super::case::is_of;
@@ -210,6 +212,19 @@ pub(super) fn take_up<T>(
     let mut checks = SAFETY.iter().filter(|_| change.by == By::Us && is_here);
     let broken = checks.find_map(|(promise, check)| Some((*promise, check(world, change, &step)?)));
     Some(then(&step, broken))
+}
+
+/// It failed, and has another driver pod since then, or needed no more than a boot.
+fn is_mended(world: &World, name: &str, node: &Node) -> bool {
+    let walk = node.visit.as_ref().and_then(|visit| visit.drivers.get("gpu"));
+    let failure =
+        walk.filter(|walk| walk.state == State::UpgradeFailed).and_then(|walk| walk.failure.as_ref());
+    let mut drivers = world.pods_on(name).filter(|(_, pod)| pod.role == Role::Driver && !pod.deleting);
+    failure.is_some_and(|failure| {
+        let pod = failure.pod.as_ref().map(Uid::as_str);
+        matches!(failure.cause, Cause::NeedsReboot { .. })
+            || drivers.all(|(_, driver)| pod != Some(&driver.uid))
+    })
 }
 
 /// The node and the pod of a deletion that we asked for.
@@ -418,8 +433,8 @@ fn stands_still(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<S
     }
     // A failed node that somebody has mended is only proven.
     let starts = |(name, node, after): (&str, &Node, &Node)| {
-        let mended = node.state() == State::UpgradeFailed && after.state() == State::ValidationRequired;
-        !node.walks() && after.walks() && !mended && has_driver(world, change, name)
+        let proven = after.state() == State::ValidationRequired && is_mended(world, name, node);
+        !node.walks() && after.walks() && !proven && has_driver(world, change, name)
     };
     let starts = we_write(change, step).is_some_and(starts);
     let aborted = world.aborted_since().is_some_and(|since| since < before(change.at, world.lag));

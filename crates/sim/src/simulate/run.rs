@@ -44,6 +44,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 const LAST_WORDS: Duration = Duration::from_secs(20);
 /// … and what runs otherwise than listed is told once a minute (seed 2387).
 const LAST_WORDS_OF_A_MATRIX: Duration = Duration::from_secs(75);
+/// Others may bring something new so many times.
+const ROUNDS_MAX: u32 = 10;
 /// Then nothing may be written for so long.
 const REST: Duration = Duration::from_secs(70);
 
@@ -305,9 +307,14 @@ impl Play<'_> {
         let bound = settled::bound(self.case, self.record.book().nodes().count());
         // What was under way ends first, and news that were held up arrive.
         sleep(if self.case.delays_news() { AFTER_DELAYED_NEWS } else { LOOK_EVERY }).await;
+        let mut rounds = 0;
         let settled_at = loop {
+            rounds += 1;
             let Ok(ended) = timeout(bound, self.until_settled(weather)).await else {
-                self.break_unsettled(&format!("after {} min", bound.as_secs() / 60), self.api.now());
+                let after = format!("after {} min", bound.as_secs() / 60);
+                self.break_unsettled(&after, self.api.now());
+                let what = format!("{after}, drivers and NVSentinel do not come to rest");
+                self.record.break_promise(Promise::ComesToRest, None, what, self.api.now());
                 return Ok(());
             };
             ended?;
@@ -322,7 +329,8 @@ impl Play<'_> {
             // and that Prometheus spoils (seed 4717); and NVSentinel takes its time (seed 12990).
             let over = baked && !self.bakes();
             let now = self.outside();
-            if !over && now.0.is_superset(&down) && now.1 == quarantined {
+            let rests = !over && now.0.is_superset(&down) && now.1 == quarantined;
+            if rests || rounds == ROUNDS_MAX {
                 self.break_unrest(&before);
                 break settled_at;
             }

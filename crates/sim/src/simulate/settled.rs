@@ -165,6 +165,9 @@ fn waits_for_good(book: &Sight<'_>, (name, node): (&str, &Node), reason: &Reason
         Reason::Condemned { .. } => is_condemned(book),
         Reason::NotInMatrix { .. } => !book.world.proofs.lists(&book.world.target, now, SignedDuration::ZERO),
         Reason::Aborted { .. } => book.aborted,
+        Reason::TooManyFailed { stage: Some(stage), limit, .. } => {
+            nodes_of(book, stage).filter(|(_, node)| node.state() == State::UpgradeFailed).count() > *limit
+        }
         Reason::TooManyFailed { limit, .. } => out_for_good(book, name) > *limit,
         // Given back, it tries again much later.
         Reason::BudgetBlocks { until: Some(until), .. } => now.duration_until(*until) > NEXT_TRY_MIN,

@@ -405,6 +405,24 @@ fn a_boot_of_a_node_that_another_rollout_visited_last_is_no_restart_of_its_drive
 }
 
 #[test]
+fn a_node_that_booted_since_a_visit_of_another_rollout_is_watched_all_the_same() {
+    let mut fleet = labelled_and_watched();
+    fleet.live(HOUR);
+    boots(&mut fleet, "gpu-3");
+    let node = fleet.node_mut("gpu-3");
+    let last = node.last_visit.as_mut().unwrap();
+    last.rollouts.insert("gpu".into(), "gpu-0".to_owned());
+    node.annotations.insert(LAST_VISIT_ANNOTATION.to_owned(), last.to_text());
+    let earlier = fleet.snapshot.now - SignedDuration::from_hours(2);
+    replace_and_restart(&mut fleet, "gpu-3", earlier);
+    fleet.live(HOUR);
+    assert_eq!(stages(&fleet)[0].phase, StagePhase::Baking);
+    restarts(&mut fleet, "gpu-3", 1);
+    fleet.live(1);
+    assert_eq!(stages(&fleet)[0].phase, StagePhase::Spoiled);
+}
+
+#[test]
 fn what_restarts_during_a_visit_inside_of_a_bake_does_not_count() {
     let mut fleet = labelled_and_watched();
     fleet.live(HOUR);

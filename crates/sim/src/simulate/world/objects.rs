@@ -119,7 +119,8 @@ impl Node {
     fn needs_no_slot(&self, before: Option<&Node>) -> bool {
         let had_failed = before.is_some_and(|before| before.state() == State::UpgradeFailed);
         let mended = had_failed && self.state() == State::ValidationRequired;
-        mended || self.visit.as_ref().is_some_and(|visit| visit.early)
+        let proven = self.visit.as_ref().is_some_and(|visit| visit.early);
+        mended || (proven && self.state() != State::CordonRequired)
     }
 
     pub(super) fn read(object: &Value, before: Option<&Node>, change: &Change<'_>) -> Self {
