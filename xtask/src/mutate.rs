@@ -323,7 +323,7 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "a node that came early is not proven",
         file: "crates/core/src/plan/pool.rs",
-        from: "stages.early(view, index, member).filter(|_| settled && !claimed)",
+        from: "early.filter(|_| settled && !claimed)",
         to: "None",
     },
     Mutation {
