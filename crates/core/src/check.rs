@@ -327,7 +327,8 @@ fn parts_of_atoms(
             torn.insert(atom);
         }
     }
-    let again = |name: &NodeName| snapshot.nodes[name].is_out_again(&policy.driver);
+    let again =
+        |name: &NodeName| snapshot.nodes.get(name).is_some_and(|node| node.is_out_again(&policy.driver));
     let is_part = |name: &NodeName| {
         atom(name).is_some_and(|atom| torn.contains(atom) && !under_way.contains(atom))
             && !again(name)

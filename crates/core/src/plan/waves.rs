@@ -3,9 +3,9 @@
 //! An *atom* (an NVLink domain, a rack) is a promise: its nodes start in one wave, or none of them does, and it is never
 //! split. A node of it that cannot start holds the others, and an atom that is larger than a limit waits until the limit
 //! is raised. A node that was skipped or has failed does not belong to the wave: a person, or its failure, has taken it
-//! out; tried again, it goes by itself as long as it is out. A *gang* (the nodes of one job) is a preference: it goes together so that the job is interrupted once, but where
-//! the limits can never take it as one, or the ramp of its stage does not yet, it is split into the largest parts that
-//! they can take. A *spread* group is the opposite of both: at most so many of its nodes are out at a time.
+//! out; tried again, it goes by itself as long as it is out. A *gang* (the nodes of one job) is a preference: it goes
+//! together so that the job is interrupted once, but where the limits can never take it as one, or the ramp of its stage
+//! does not yet, it is split into the largest parts that they can take. A *spread* group is the opposite of both: at most so many of its nodes are out at a time.
 
 use std::collections::BTreeMap;
 

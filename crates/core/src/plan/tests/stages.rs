@@ -377,13 +377,21 @@ fn a_restart_counts_of_a_pod_that_came_after_the_visit_although_our_clock_is_fas
     assert_eq!(stages(&fleet)[0].phase, StagePhase::Spoiled);
 }
 
-#[test]
-fn a_boot_since_a_visit_of_another_rollout_hides_no_restart_of_another_pod() {
+/// Its canary, `gpu-3`, is watched; another rollout visited it last, and it was booted since then.
+fn visited_by_another_and_booted() -> Fleet {
     let mut fleet = labelled_and_watched();
     fleet.live(HOUR);
     boots(&mut fleet, "gpu-3");
     let node = fleet.node_mut("gpu-3");
-    node.last_visit.as_mut().unwrap().rollouts.insert("gpu".into(), "gpu-0".to_owned());
+    let last = node.last_visit.as_mut().unwrap();
+    last.rollouts.insert("gpu".into(), "gpu-0".to_owned());
+    node.annotations.insert(LAST_VISIT_ANNOTATION.to_owned(), last.to_text());
+    fleet
+}
+
+#[test]
+fn a_boot_since_a_visit_of_another_rollout_hides_no_restart_of_another_pod() {
+    let mut fleet = visited_by_another_and_booted();
     let now = fleet.snapshot.now;
     replace_and_restart(&mut fleet, "gpu-3", now);
     fleet.live(1);
@@ -392,11 +400,7 @@ fn a_boot_since_a_visit_of_another_rollout_hides_no_restart_of_another_pod() {
 
 #[test]
 fn a_boot_of_a_node_that_another_rollout_visited_last_is_no_restart_of_its_driver() {
-    let mut fleet = labelled_and_watched();
-    fleet.live(HOUR);
-    boots(&mut fleet, "gpu-3");
-    let node = fleet.node_mut("gpu-3");
-    node.last_visit.as_mut().unwrap().rollouts.insert("gpu".into(), "gpu-0".to_owned());
+    let mut fleet = visited_by_another_and_booted();
     let now = fleet.snapshot.now;
     replace_and_restart(&mut fleet, "gpu-3", now - SignedDuration::from_hours(2));
     fleet.driver_mut("gpu-3").started = Some(now);
@@ -406,13 +410,7 @@ fn a_boot_of_a_node_that_another_rollout_visited_last_is_no_restart_of_its_drive
 
 #[test]
 fn a_node_that_booted_since_a_visit_of_another_rollout_is_watched_all_the_same() {
-    let mut fleet = labelled_and_watched();
-    fleet.live(HOUR);
-    boots(&mut fleet, "gpu-3");
-    let node = fleet.node_mut("gpu-3");
-    let last = node.last_visit.as_mut().unwrap();
-    last.rollouts.insert("gpu".into(), "gpu-0".to_owned());
-    node.annotations.insert(LAST_VISIT_ANNOTATION.to_owned(), last.to_text());
+    let mut fleet = visited_by_another_and_booted();
     let earlier = fleet.snapshot.now - SignedDuration::from_hours(2);
     replace_and_restart(&mut fleet, "gpu-3", earlier);
     fleet.live(HOUR);
