@@ -197,6 +197,9 @@ pub enum Cause {
         /// What it says.
         #[serde(flatten)]
         found: Finding,
+        /// It could not judge, so it says nothing about the driver.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        unjudged: bool,
         /// The end of its log.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         log: String,
@@ -235,6 +238,16 @@ impl Cause {
 }
 
 impl Cause {
+    /// It says nothing about the new driver: that never came to run, or nobody could judge it. A version that was never tried is
+    /// not a bad one.
+    pub fn is_blameless(&self) -> bool {
+        match self {
+            Cause::PodsCannotLeave { .. } | Cause::PodsDidNotLeave { .. } | Cause::NeedsReboot { .. } => true,
+            Cause::Gate { unjudged, .. } => *unjudged,
+            Cause::DriverNotReady { .. } | Cause::ClientNotBack { .. } | Cause::NotValidated { .. } => false,
+        }
+    }
+
     /// The end of the log of what failed, if it left one.
     pub fn log(&self) -> Option<&str> {
         match self {

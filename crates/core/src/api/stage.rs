@@ -179,6 +179,9 @@ pub struct BakeStatus {
     pub since: Time,
     /// When they were last looked at.
     pub looked_at: Time,
+    /// At that look, or at a moment since, they could not all be judged: the time until the next look does not count.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unjudged: bool,
     /// How much of the time since then counts, in seconds.
     pub seconds: i64,
     /// How much of it is needed.

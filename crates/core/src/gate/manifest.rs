@@ -21,6 +21,9 @@ const START_ALLOWANCE: SignedDuration = SignedDuration::from_mins(2);
 /// Long enough to look at a log, short enough that a fleet's finished pods do not pile up.
 pub const KEPT: SignedDuration = SignedDuration::from_hours(1);
 
+/// Taints by which Kubernetes itself says what a node cannot do.
+const KUBERNETES_TAINTS: &str = "node.kubernetes.io/";
+
 /// A node under test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place<'a> {
@@ -30,6 +33,8 @@ pub struct Place<'a> {
     pub gpus: u32,
     /// Its internal address: the first node's is where gates over several nodes meet.
     pub address: Option<&'a str>,
+    /// Its taints, as the API has them.
+    pub taints: &'a [Value],
 }
 
 /// What a Job is asked for.
@@ -133,11 +138,7 @@ fn pod_template(gate: &Gate, order: &Order<'_>, marks: &Value) -> Value {
     if order.places.len() > 1 {
         keep_apart(&mut spec["affinity"]["podAntiAffinity"], &marks["labels"]);
     }
-    let tolerations = [
-        json!({"key": UNSCHEDULABLE_TAINT, "operator": "Exists", "effect": "NoSchedule"}),
-        json!({"key": GPU_RESOURCE, "operator": "Exists"}),
-    ];
-    append(&mut spec["tolerations"], tolerations);
+    append(&mut spec["tolerations"], tolerations(order));
     let gpus = gpus(gate, order);
     let environment = environment(order, gpus);
     for part in ["initContainers", "containers"] {
@@ -155,6 +156,25 @@ fn pod_template(gate: &Gate, order: &Order<'_>, marks: &Value) -> Value {
     }
     ask_for(&mut spec["containers"][0]["resources"], &gate.resources, gpus);
     template
+}
+
+/// The nodes under test are chosen already, so their pods pass the cordon and whatever keeps other work from them. A taint
+/// of Kubernetes itself says that a node cannot run any pod.
+fn tolerations(order: &Order<'_>) -> Vec<Value> {
+    let mut all = vec![
+        json!({"key": UNSCHEDULABLE_TAINT, "operator": "Exists", "effect": "NoSchedule"}),
+        json!({"key": GPU_RESOURCE, "operator": "Exists"}),
+    ];
+    for taint in order.places.iter().flat_map(|place| place.taints) {
+        let key = taint["key"].as_str().unwrap_or_default();
+        let keeps_off = matches!(taint["effect"].as_str(), Some("NoSchedule" | "NoExecute"));
+        let toleration = json!({"key": key, "operator": "Exists", "effect": taint["effect"]});
+        let known = key.is_empty() || key == GPU_RESOURCE || key.starts_with(KUBERNETES_TAINTS);
+        if keeps_off && !known && !all.contains(&toleration) {
+            all.push(toleration);
+        }
+    }
+    all
 }
 
 /// How many GPUs each pod asks for. A node that offers none right now is asked for one, and the pod waits for it.
@@ -269,7 +289,7 @@ mod tests {
 
     fn job(spec: &GateSpec, nodes: &[&str]) -> Value {
         let nodes: Vec<NodeName> = nodes.iter().map(|node| NodeName::from(*node)).collect();
-        let place = |node| Place { node, gpus: 8, address: Some("10.0.0.1") };
+        let place = |node| Place { node, gpus: 8, address: Some("10.0.0.1"), taints: &[] };
         let places: Vec<_> = nodes.iter().map(place).collect();
         let (version, previous) = ("565.57.01".parse().unwrap(), "535.104.05".parse().unwrap());
         let driver = "gpu".into();
@@ -378,10 +398,30 @@ mod tests {
     }
 
     #[test]
+    fn its_pods_pass_what_keeps_other_work_from_their_nodes() {
+        let (driver, node) = ("gpu".into(), NodeName::from("gpu-01"));
+        let taint = |key: &str, effect: &str| json!({"key": key, "value": "x", "effect": effect});
+        let taints = [
+            taint("sku", "NoSchedule"),
+            taint("later", "PreferNoSchedule"),
+            taint("node.kubernetes.io/unreachable", "NoExecute"),
+        ];
+        let places = [Place { node: &node, gpus: 8, address: None, taints: &taints }];
+        let job = manifest(
+            &Gate::read(&GateSpec::preset(Preset::SmokeTraining)).unwrap(),
+            &order(&driver, &places),
+        );
+        let tolerations = job["spec"]["template"]["spec"]["tolerations"].as_array().unwrap().clone();
+        let keys: Vec<&str> =
+            tolerations.iter().filter_map(|toleration| toleration["key"].as_str()).collect();
+        assert_eq!(keys, ["node.kubernetes.io/unschedulable", "nvidia.com/gpu", "sku"]);
+    }
+
+    #[test]
     fn all_gpus_are_those_that_every_node_has() {
         let (driver, nodes) = ("gpu".into(), ["gpu-01", "gpu-02"].map(NodeName::from));
         let gpus = |counts: [u32; 2]| {
-            let place = |(node, gpus)| Place { node, gpus, address: None };
+            let place = |(node, gpus)| Place { node, gpus, address: None, taints: &[] };
             let places: Vec<_> = nodes.iter().zip(counts).map(place).collect();
             let gate = Gate::read(&GateSpec::preset(Preset::DistributedTraining)).unwrap();
             let job = manifest(&gate, &order(&driver, &places));

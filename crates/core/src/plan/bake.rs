@@ -10,13 +10,15 @@ use super::patch::base_patch;
 use super::pool::View;
 use super::proofs::{Asked, Rounds};
 use super::queries::{self, Heard};
+use super::removal::wants_device;
 use super::walk::Decision;
 use crate::action::{Action, Changes};
 use crate::api::{BakeStatus, StagePhase, stamp};
 use crate::contract::{LAST_VISIT_ANNOTATION, State};
+use crate::gate::is_gate_pod;
 use crate::policy::Bake;
 use crate::reason::Reason;
-use crate::snapshot::Trouble;
+use crate::snapshot::{Phase, Pod, Trouble};
 use crate::visit::DriverPod;
 
 /// How often nodes are looked at: 48 hours take 288 writes.
@@ -39,6 +41,7 @@ pub(super) fn begin(bake: &Bake, now: Timestamp) -> BakeStatus {
     BakeStatus {
         since: stamp(now),
         looked_at: stamp(now),
+        unjudged: false,
         seconds: 0,
         needed_seconds: bake.duration.as_secs(),
         device_seconds: 0,
@@ -88,11 +91,13 @@ pub(super) fn look(
     }
     let unjudged = nodes.iter().find_map(|member| unjudged(member)).or(gates.unjudged);
     let unjudged = unjudged.or_else(|| queries::unjudged(&status.queries));
+    // Written down at once: what was not to be judged for a moment between two looks is over by the next one.
+    status.unjudged |= unjudged.is_some();
     if looks {
         // One that jumped ahead counts as one look.
-        let counted = if unjudged.is_some() { 0 } else { passed.clamp(0, 2 * every(bake)) };
-        let started =
-            nodes.iter().flat_map(|m| view.users(m)).filter(|pod| pod.started > Some(before.looked_at.0));
+        let counted = if status.unjudged { 0 } else { passed.clamp(0, 2 * every(bake)) };
+        status.unjudged = unjudged.is_some();
+        let started = nodes.iter().flat_map(|member| starts(view, member, before.looked_at.0));
         status.job_starts =
             before.job_starts.saturating_add(u32::try_from(started.count()).unwrap_or(u32::MAX));
         status.seconds = before.seconds.saturating_add(counted);
@@ -110,13 +115,21 @@ pub(super) fn look(
 }
 
 /// What no driver that is any good does to its node.
-fn spoiled(view: &View<'_>, bake: &Bake, before: &BakeStatus, nodes: &[&Member<'_>]) -> Option<String> {
+pub(super) fn spoiled(
+    view: &View<'_>,
+    bake: &Bake,
+    before: &BakeStatus,
+    nodes: &[&Member<'_>],
+) -> Option<String> {
     // Who has failed is out of service, and the stage has accepted that.
     let nodes = || nodes.iter().filter(|member| member.state() != State::UpgradeFailed);
     for member in nodes() {
         let named = |kind: &str| view.policy.health.conditions.iter().any(|named| named == kind);
-        let since = |at: Option<Timestamp>| at.is_none_or(|at| at >= before.since.0);
-        let bad = member.node.conditions.iter().find(|c| c.holds && named(&c.kind) && since(c.heartbeat));
+        // A node was given back without them, so one that stands came since then, whenever it was last looked at. Of others only
+        // that tells.
+        let visited = view.last_visit(member).is_some();
+        let is_news = |at: Option<Timestamp>| visited || at.is_none_or(|at| at >= before.since.0);
+        let bad = member.node.conditions.iter().find(|c| c.holds && named(&c.kind) && is_news(c.heartbeat));
         if let Some(condition) = bad {
             return Some(format!("node {} has the condition {}", member.name, condition.kind));
         }
@@ -146,7 +159,7 @@ fn restarts(view: &View<'_>, before: &BakeStatus, member: &Member<'_>) -> u32 {
     let at_work = member.pod.filter(|pod| pod.restarts > 0 && member.walk().is_none());
     let Some(pod) = at_work else { return 0 };
     let last = member.node.last_visit.as_ref();
-    let of_this = last.is_some_and(|last| last.rollout_of(&view.policy.driver) == view.rollout.as_deref());
+    let of_this = view.last_visit(member).is_some();
     match last.and_then(|last| last.pods.get(&view.policy.driver)) {
         // It is watched again when it is up, see [`note_boot`]. After a visit of another rollout only a pod that came since then
         // cannot have been restarted by the boot.
@@ -221,6 +234,21 @@ fn too_little(bake: &Bake, status: &BakeStatus) -> Option<String> {
     }
     (status.job_starts < bake.min_job_starts)
         .then(|| format!("{} of {} starts of work seen", status.job_starts, bake.min_job_starts))
+}
+
+/// Work that began on a node since then: pods that run for the first time, or have done what they had to. A container that is
+/// started again and again shows the opposite.
+fn starts<'a>(
+    view: &View<'a>,
+    member: &Member<'a>,
+    since: Timestamp,
+) -> impl Iterator<Item = &'a Pod> + use<'a> {
+    let (devices, claims) = (&view.policy.devices, &view.snapshot.claims);
+    member.pods().filter(move |pod| {
+        let runs = pod.restarts == 0 && pod.started > Some(since) && !pod.is_finished();
+        let did = pod.phase == Phase::Succeeded && pod.created > since;
+        (runs || did) && wants_device(devices, pod, claims) && !is_gate_pod(&pod.labels)
+    })
 }
 
 /// Devices that are at work on these nodes now.

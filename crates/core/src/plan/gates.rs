@@ -177,7 +177,7 @@ pub(super) fn make(
 
 fn place<'a>(member: &Member<'a>) -> Place<'a> {
     let gpus = member.node.devices(|name| name == crate::contract::GPU_RESOURCE);
-    Place { node: member.name, gpus, address: member.node.address.as_deref() }
+    Place { node: member.name, gpus, address: member.node.address.as_deref(), taints: &member.node.taints }
 }
 
 /// A driver pod as it runs: another pod, or the same one started again, has to be proven anew.
@@ -249,8 +249,8 @@ pub(super) fn prove(
             let message = format!("Gate {} passed in {took:#}{compared}{}", gate.name, listed(&numbers));
             write_down(view, member, visit, walk, (gate, note), Some(message))
         }
-        Said::Failed { why, log } => say_no(view, member, walk, gate, why, log.into()),
-        Said::Unjudged { why } => say_no(view, member, walk, gate, why, String::new()),
+        Said::Failed { why, log } => fail(view, member, walk, says_no(gate, why, log)),
+        Said::Unjudged { why } => fail(view, member, walk, cannot_say(gate, why, "")),
         Said::Runs(runs) => wait(gate, &runs, &runs.says(), runs.until.min(until)),
         Said::Ask(run) => start(view, member, walk, gate, &run, until),
     })
@@ -279,11 +279,11 @@ pub(super) fn sample_before(
         }
         Said::Failed { why, log } => {
             let why = format!("took no sample before the driver's restart: it {why}");
-            say_no(view, member, walk, gate, why, log.into())
+            fail(view, member, walk, cannot_say(gate, why, log))
         }
         Said::Unjudged { why } => {
             let why = format!("took no sample before the driver's restart: it {why}");
-            say_no(view, member, walk, gate, why, String::new())
+            fail(view, member, walk, cannot_say(gate, why, ""))
         }
         Said::Runs(runs) => {
             let says = format!("takes a sample before the driver restarts; {}", runs.says());
@@ -313,8 +313,8 @@ fn start(
         Make::Now(action) => Decision::act(starts(), *action),
         Make::UnderWay => Decision::stay(starts()),
         Make::At(_, what) if ran_out(view, until) => {
-            let what = format!("could not be asked: {what}");
-            say_no(view, member, walk, gate, what, String::new())
+            let why = format!("could not be asked: {what}");
+            fail(view, member, walk, cannot_say(gate, why, ""))
         }
         Make::At(retry_at, what) => {
             let reason = Reason::Validating { found: found(format!("waits: {what}")), until };
@@ -328,16 +328,14 @@ fn wait(gate: &Gate, runs: &Runs, says: &str, until: Timestamp) -> Decision {
     Decision { wake_at: Some(runs.wakes()), ..Decision::stay(Reason::Validating { found, until }) }
 }
 
-fn say_no(
-    view: &View<'_>,
-    member: &Member<'_>,
-    walk: &Walk,
-    gate: &Gate,
-    why: String,
-    log: String,
-) -> Decision {
-    let found = Finding::plain(why);
-    fail(view, member, walk, Cause::Gate { gate: gate.name.clone(), found, log })
+/// The driver did not stand a gate.
+fn says_no(gate: &Gate, why: String, log: impl Into<String>) -> Cause {
+    Cause::Gate { gate: gate.name.clone(), found: Finding::plain(why), unjudged: false, log: log.into() }
+}
+
+/// Nobody knows whether it would.
+fn cannot_say(gate: &Gate, why: String, log: impl Into<String>) -> Cause {
+    Cause::Gate { gate: gate.name.clone(), found: Finding::plain(why), unjudged: true, log: log.into() }
 }
 
 fn write_down(

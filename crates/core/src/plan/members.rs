@@ -14,7 +14,7 @@ use crate::policy::Policy;
 use crate::reason::{Limit, Reason};
 use crate::snapshot::{DaemonSet, Node, Object, OwnerKind, Pending, Pod, Setback, SetbackKind};
 use crate::version::DriverVersion;
-use crate::visit::{Cause, Visit, Walk};
+use crate::visit::{Visit, Walk};
 
 /// One node of a pool.
 #[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
@@ -179,11 +179,11 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// It failed, and that says nothing about the version: the new driver never came to run. Only a reboot helps.
+    /// It failed, and that says nothing about the version.
     pub(super) fn failed_blameless(&self) -> bool {
         let failed = self.walk().filter(|walk| walk.state == State::UpgradeFailed);
         let failure = failed.and_then(|walk| walk.failure.as_ref());
-        failure.is_some_and(|failure| matches!(failure.cause, Cause::NeedsReboot { .. }))
+        failure.is_some_and(|failure| failure.cause.is_blameless())
     }
 
     /// Where a write under way takes it.

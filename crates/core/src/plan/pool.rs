@@ -24,6 +24,7 @@ use crate::names::{DriverName, NodeName, RevisionHash, Uid};
 use crate::policy::{Policy, Pool, Source};
 use crate::reason::{Foreign, Reason};
 use crate::snapshot::{DaemonSet, Node, Pod, Rollout, Setback, SetbackKind, Snapshot, TemplateRevision};
+use crate::visit::LastVisit;
 use crate::windows::{Opening, expected};
 
 /// Nodes that more than one policy of the same driver claims, with the policies' names.
@@ -166,6 +167,12 @@ impl<'a> View<'a> {
     /// The pods on a node that keep the device busy.
     pub(super) fn users<'v>(&'v self, member: &Member<'a>) -> impl Iterator<Item = &'a Pod> + use<'a, 'v> {
         member.pods().filter(|pod| self.uses_device(pod))
+    }
+
+    /// What a visit of the rollout under way has left on a node.
+    pub(super) fn last_visit<'m>(&self, member: &Member<'m>) -> Option<&'m LastVisit> {
+        let last = member.node.last_visit.as_ref();
+        last.filter(|last| last.rollout_of(&self.policy.driver) == self.rollout.as_deref())
     }
 
     /// The rollout that visits belong to. Those that only prove a node begin none: a name that is not taken would be another's later.
@@ -575,7 +582,8 @@ fn candidate<'a>(view: &View<'a>, index: usize, member: &Member<'a>) -> Candidat
         whatever_stage: member.needs_driver() || member.walk().is_some_and(|walk| walk.attempts > 0),
         index,
         name: member.name,
-        healthy: member.driver_ready,
+        // One that failed before may well have a driver that is Ready, and no good.
+        healthy: member.driver_ready && !member.node.is_out_again(&view.policy.driver),
         already_out: member.node.is_out(),
         pods,
         devices,

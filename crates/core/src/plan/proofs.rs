@@ -320,10 +320,7 @@ pub(super) fn said_on(view: &View<'_>, nodes: &[&Member<'_>]) -> Vec<GateStatus>
 /// What is known of a gate that let a node pass in this rollout.
 fn passed_on<'a>(view: &View<'_>, member: &Member<'a>, gate: &Gate) -> Option<&'a GateNote> {
     let here = member.walk().map(|walk| &walk.gates);
-    let driver = &view.policy.driver;
-    let last = member.node.last_visit.as_ref();
-    let last = last.filter(|last| last.rollout_of(driver) == view.rollout.as_deref());
-    let gates = here.or_else(|| last?.gates.get(&view.policy.driver))?;
+    let gates = here.or_else(|| view.last_visit(member)?.gates.get(&view.policy.driver))?;
     gates.get(&gate.name).filter(|note| note.passed.is_some())
 }
 

@@ -72,7 +72,7 @@ impl<'a> Stages<'a> {
         } else {
             Cow::Borrowed(&rules.stages)
         };
-        let of = assign(&stages, members);
+        let of = assign(view, &stages, members);
         let counts = count(view, &stages, &of, members);
         let said = stages.iter().map(|stage| said.iter().find(|said| said.name == stage.name)).collect();
         let over = view.said().is_some_and(timeline::was_done);
@@ -122,7 +122,7 @@ impl<'a> Stages<'a> {
         })
     }
 
-    /// More of its nodes have failed than may, if not by the version: the next ones would go the same way.
+    /// More of its nodes have failed than may, if not by the version: the next ones might go the same way.
     fn is_held(&self, stage: usize) -> bool {
         let forced = || self.promoted(&self.list[stage].name).is_some_and(|promotion| promotion.skip_bake);
         stage == self.frontier()
@@ -245,7 +245,7 @@ impl<'a> Stages<'a> {
         let waits = (count.failed > limit).then(|| {
             let many = count.blameless;
             format!(
-                "{many} of its {total} nodes failed and wait for a reboot, which says nothing of this version"
+                "{many} of its {total} nodes failed before this version could be judged on them; mend and retry them"
             )
         });
         if let Some(message) = waits.or_else(|| self.knows_nothing(index)) {
@@ -255,7 +255,7 @@ impl<'a> Stages<'a> {
         }
         match before.phase {
             StagePhase::Baking => self.baking(view, stage, before, nodes, asked),
-            StagePhase::AwaitingApproval => self.approved(stage, before),
+            StagePhase::AwaitingApproval => self.awaiting(view, stage, before, nodes),
             _ if count.is_complete() => self.proving(view, stage, before, nodes, asked),
             _ => StageStatus { phase: StagePhase::Moving, message: None, ..before },
         }
@@ -349,6 +349,21 @@ impl<'a> Stages<'a> {
         }
     }
 
+    /// A person may take days to say the word, and what spoils a bake spoils it until then.
+    fn awaiting(
+        &self,
+        view: &View<'_>,
+        stage: &Stage,
+        before: StageStatus,
+        nodes: &[&Member<'_>],
+    ) -> StageStatus {
+        let watched = stage.bake.as_ref().zip(before.bake.as_ref());
+        match watched.and_then(|(rules, status)| bake::spoiled(view, rules, status, nodes)) {
+            Some(what) => StageStatus { phase: StagePhase::Spoiled, message: Some(what), ..before },
+            None => self.approved(stage, before),
+        }
+    }
+
     /// All that can be seen has been seen: the next stage opens, or a person has to say so.
     fn approved(&self, stage: &Stage, before: StageStatus) -> StageStatus {
         let waits = stage.promotion == Promotion::Manual && self.promoted(&stage.name).is_none();
@@ -371,8 +386,9 @@ impl Count {
     }
 }
 
-/// The stage of each member: the first that takes it.
-fn assign(stages: &[Stage], members: &[Member<'_>]) -> Vec<usize> {
+/// The stage of each member: the first that takes it. Where stages are counted out, those come first that the rollout has
+/// taken already: a node that joins must not take the place of one that is watched at work.
+fn assign(view: &View<'_>, stages: &[Stage], members: &[Member<'_>]) -> Vec<usize> {
     if stages.is_empty() {
         return Vec::new();
     }
@@ -393,7 +409,21 @@ fn assign(stages: &[Stage], members: &[Member<'_>]) -> Vec<usize> {
         fits
     };
     let last = stages.len() - 1;
-    members.iter().map(|member| (0..last).find(|index| takes(member, *index)).unwrap_or(last)).collect()
+    let mut of = vec![last; members.len()];
+    let (taken, others): (Vec<_>, Vec<_>) =
+        members.iter().enumerate().partition(|(_, member)| is_taken(view, member));
+    for (place, member) in taken.into_iter().chain(others) {
+        of[place] = (0..last).find(|index| takes(member, *index)).unwrap_or(last);
+    }
+    of
+}
+
+/// The rollout has begun with it, or has been through with it, and not because it came early.
+fn is_taken(view: &View<'_>, member: &Member<'_>) -> bool {
+    match member.standing {
+        Standing::Visit(visit, _) => !visit.early && visit.rollout == view.rollout,
+        _ => view.last_visit(member).is_some_and(|last| !last.early),
+    }
 }
 
 /// Nodes that come to the new version by themselves have gates to pass, whether their stage is open or not.
@@ -414,8 +444,7 @@ fn came_by_itself(view: &View<'_>, member: &Member<'_>) -> bool {
     let moves = label.in_flight() || label == State::UpgradeFailed;
     let moves = moves || member.sync != Freshness::InSync || member.needs_driver();
     let last = member.node.last_visit.as_ref();
-    let visited = || last.is_some_and(|last| last.rollout_of(&view.policy.driver) == view.rollout.as_deref());
-    if moves || view.is_called_off() || visited() {
+    if moves || view.is_called_off() || view.last_visit(member).is_some() {
         return false;
     }
     let is_new = || {

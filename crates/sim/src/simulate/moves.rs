@@ -121,7 +121,7 @@ impl Moves {
         (0..=seconds / LOOK_SECONDS).all(|step| self.is_open_at(from + step * LOOK_SECONDS))
     }
 
-    /// The stage of each of these nodes, who come in the order of their names.
+    /// The stage of each of these nodes, who come in the order in which stages are counted out.
     pub fn assign<'a>(
         &self,
         nodes: impl ExactSizeIterator<Item = (&'a str, &'a BTreeMap<String, String>)>,

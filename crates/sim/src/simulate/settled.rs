@@ -191,11 +191,16 @@ fn stands(book: &Sight<'_>, stage: &str) -> bool {
         "Baking" => bakes_for_ever(book, newest, stage),
         "Proving" => proves_for_ever(book, stage),
         "Moving" if nodes.peek().is_none() => true,
-        // Of nodes that have all failed, or are left out, nothing can be learned.
+        // Of nodes that have all failed, or are left out, nothing can be learned; and if more have failed than may, for reasons
+        // that say nothing of the version, a person has to look at them.
         "Moving" => {
             let waits = |node: &Node| matches!(node.state(), State::UpgradeRequired | State::Unknown);
-            nodes_of(book, stage).all(|(_, node)| node.state() == State::UpgradeFailed)
-                || nodes.any(|(_, node)| waits(node))
+            let total = nodes_of(book, stage).count();
+            let failed =
+                nodes_of(book, stage).filter(|(_, node)| node.state() == State::UpgradeFailed).count();
+            let mut rules = book.world.moves.stages.iter().filter(|rules| rules.name == stage);
+            let held = rules.any(|rules| failed > rules.may_fail.of(total));
+            failed == total || held || nodes.any(|(_, node)| waits(node))
         }
         _ => false,
     }

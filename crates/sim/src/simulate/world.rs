@@ -101,6 +101,14 @@ pub struct Pool {
     pub label: String,
 }
 
+/// The stage of each node: where stages are counted out, those come first that the newest rollout has taken …
+#[derive(Clone, Debug, PartialEq)]
+struct Assigned {
+    of: BTreeMap<String, usize>,
+    /// … or, if nobody knows of it yet or it is over, the names alone.
+    by_name: BTreeMap<String, usize>,
+}
+
 /// The label by which nodes belong to pools, where there is more than one.
 pub const POOL: &str = "sim.pitcrew.dev/pool";
 
@@ -130,7 +138,7 @@ pub struct World {
     /// What gates have said, and what the matrix lists.
     pub proofs: Proofs,
     /// The stage of each node, by what was known since then.
-    assigned: Vec<(Timestamp, BTreeMap<String, usize>)>,
+    assigned: Vec<(Timestamp, Assigned)>,
     /// What nodes were like lately.
     past: BTreeMap<String, Vec<Seen>>,
     /// When nodes left lately, or were not to run the driver any more.
@@ -215,6 +223,7 @@ impl World {
                 let number = number_of(change.name);
                 let rollout = Rollout::read(object, self.rollouts.get(&number), change.at);
                 self.rollouts.insert(number, rollout);
+                self.assign(change.at);
             }
             ("jobs.batch", Some(object)) => self.proofs.note_job(change.name, object),
             ("configmaps", object) if change.name == MATRIX_CONFIG_MAP => {
@@ -315,12 +324,12 @@ impl World {
         let known_since = before(now, self.lag);
         let mut ended = self.assigned.iter().skip(1).map(|(next, _)| *next).chain([Timestamp::MAX]);
         let known = self.assigned.iter().filter(move |_| ended.next().is_some_and(|end| end >= known_since));
-        known.filter_map(|(_, of)| of.get(node).copied())
+        known.flat_map(|(_, known)| [&known.of, &known.by_name]).filter_map(|of| of.get(node).copied())
     }
 
     /// The stage that a node is of now.
     pub fn stage_of(&self, node: &str) -> Option<usize> {
-        self.assigned.last().and_then(|(_, of)| of.get(node).copied())
+        self.assigned.last().and_then(|(_, known)| known.of.get(node).copied())
     }
 
     fn note_driver(&mut self, node: &str, at: Timestamp) {
@@ -345,10 +354,18 @@ impl World {
         if self.moves.stages.is_empty() {
             return;
         }
-        let members: Vec<_> = self.nodes.iter().filter(|(_, node)| node.member).collect();
-        let of = self.moves.assign(members.into_iter().map(|(name, node)| (name.as_str(), &node.marks)));
-        if self.assigned.last().is_none_or(|(_, last)| *last != of) {
-            self.assigned.push((at, of));
+        let members = || self.nodes.iter().filter(|(_, node)| node.member);
+        let newest = self.rollouts.last_key_value().map(|(number, _)| *number);
+        let taken =
+            |node: &Node| node.taken_by.as_deref().map(number_of).is_some_and(|by| Some(by) == newest);
+        let (first, others): (Vec<_>, Vec<_>) = members().partition(|(_, node)| taken(node));
+        let assign = |nodes: Vec<(&String, &Node)>| {
+            self.moves.assign(nodes.into_iter().map(|(name, node)| (name.as_str(), &node.marks)))
+        };
+        let by_name = assign(members().collect());
+        let known = Assigned { of: assign([first, others].concat()), by_name };
+        if self.assigned.last().is_none_or(|(_, last)| *last != known) {
+            self.assigned.push((at, known));
         }
     }
 

@@ -208,7 +208,7 @@ fn a_canary_that_needs_a_reboot_neither_condemns_the_version_nor_lets_it_pass() 
     assert_eq!(fleet.verdict("n").state, State::UpgradeFailed);
     let stage = rollout(&fleet).stages[0].clone();
     assert_eq!((rollout(&fleet).phase, stage.phase), (RolloutPhase::Running, StagePhase::Moving));
-    insta::assert_snapshot!(stage.message.unwrap(), @"1 of its 1 nodes failed and wait for a reboot, which says nothing of this version");
+    insta::assert_snapshot!(stage.message.unwrap(), @"1 of its 1 nodes failed before this version could be judged on them; mend and retry them");
     assert_eq!(fleet.states_of("o"), ["upgrade-required"]);
     fleet.node_mut("n").boot_id = "boot-2".into();
     fleet.live(HOUR);

@@ -542,3 +542,27 @@ fn what_a_gate_says_in_a_bake_is_told_once_on_its_node() {
     let failed = "gpu-1 Warning \"In the bake of stage canary, gate ecc-errors on node gpu-1 failed after 0s: exit code 1. Its log ends with: no nvidia-smi\"";
     assert_eq!(fleet.told(failed).len(), 1);
 }
+
+/// Not judged: nothing goes on because of it, and no version is condemned.
+#[test]
+fn a_canary_whose_gate_cannot_judge_condemns_no_version() {
+    let gates = json!([{"name": "smoke", "preset": "smoke-training", "retries": 0}]);
+    let canary = json!({"name": "canary", "count": 1, "bake": {"duration": "1h"}});
+    let rollout = json!({"gates": gates, "stages": [canary]});
+    let mut fleet =
+        Fleet::without_policy().driver_policy("gpu", policy(&rollout)).nodes(4, NodeSpec::outdated);
+    let blind = || {
+        let says = "ImagePullBackOff".into();
+        PodState::Failed { at: None, how: Outcome::NotRun(Obstacle::NotStarted { says }) }
+    };
+    fleet.gates.push(("smoke", Sample::After, blind()));
+    fleet.live(2 * 3600);
+    assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeFailed, "{}", fleet.screen());
+    assert!(matches!(cause(&fleet, "gpu-1"), Cause::Gate { unjudged: true, .. }));
+    assert_eq!((status(&fleet).phase, status(&fleet).rollback), (RolloutPhase::Running, None));
+    fleet.gates.clear();
+    fleet.forget_jobs();
+    fleet.set_label("gpu-1", "upgrade-required");
+    fleet.live(4 * 3600);
+    assert_eq!(status(&fleet).phase, RolloutPhase::Done);
+}

@@ -90,6 +90,7 @@ fn refused(number: usize) -> NodeSpec {
     let cause = Cause::Gate {
         gate: gate(number % GATES).as_str().into(),
         found: Finding::plain(format!("failed after 9min 59s: {}", "out of its bounds ".repeat(80))),
+        unjudged: false,
         log: text[text.len() - LOG_TAIL_BYTES..].to_owned(),
     };
     let spec = node(&name('z', number)).outdated().at(State::UpgradeFailed);

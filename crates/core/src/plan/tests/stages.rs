@@ -7,7 +7,7 @@ use super::fixture::*;
 use crate::api::{RolloutPhase, StagePhase, StagePromotion, StageStatus, stamp};
 use crate::contract::{LAST_VISIT_ANNOTATION, State};
 use crate::reason::Reason;
-use crate::snapshot::Condition;
+use crate::snapshot::{Condition, Phase};
 
 const HOUR: i64 = 3600;
 
@@ -33,10 +33,19 @@ fn labelled_and_watched() -> Fleet {
 
 /// Six outdated nodes under a DriverPolicy with these stages; nobody limits them otherwise.
 fn staged(stages: &Value) -> Fleet {
+    rolled_out(&json!({ "stages": stages }))
+}
+
+/// The same, where nobody but a person takes a version back.
+fn staged_and_watched(stages: &Value) -> Fleet {
+    rolled_out(&json!({ "stages": stages, "onFailure": "Pause" }))
+}
+
+fn rolled_out(rollout: &Value) -> Fleet {
     let spec = json!({
         "driver": {"name": "gpu"},
         "upgradePolicy": {"maxParallelUpgrades": 0, "maxUnavailable": "100%"},
-        "rollout": {"stages": stages},
+        "rollout": rollout,
     });
     Fleet::without_policy().driver_policy("gpu", spec).nodes(6, NodeSpec::outdated)
 }
@@ -270,6 +279,71 @@ fn a_condition_in_the_bake_spoils_it() {
     );
 }
 
+/// Monitors that write a condition only when it changes say nothing more while it stands.
+#[test]
+fn a_condition_that_came_before_the_bake_began_spoils_it_too() {
+    let two = |n: NodeSpec| n.outdated().label("gpu-canary", "true");
+    let mut fleet = labelled_and_watched().with(two(node("gpu-5")));
+    while fleet.node_mut("gpu-3").last_visit.is_none() {
+        assert!(fleet.step());
+    }
+    let heartbeat = Some(fleet.snapshot.now - SignedDuration::from_secs(1));
+    let condition = Condition { kind: "GpuDcgmConnectivityFailure".into(), holds: true, heartbeat };
+    fleet.node_mut("gpu-3").conditions.push(condition);
+    fleet.live(HOUR);
+    assert_eq!(fleet.verdict("gpu-5").state, State::UpgradeDone, "{}", fleet.screen());
+    assert_eq!(stages(&fleet)[0].phase, StagePhase::Spoiled, "{:?}", stages(&fleet)[0]);
+}
+
+#[test]
+fn a_stage_that_waits_for_a_word_is_still_watched() {
+    let canary = json!({"name": "canary", "count": 1, "bake": {"duration": "1h"}, "promotion": "Manual"});
+    let mut fleet = staged_and_watched(&json!([canary]));
+    fleet.live(3 * HOUR);
+    assert_eq!(phases(&fleet)[0].1, StagePhase::AwaitingApproval);
+    restarts(&mut fleet, "gpu-1", 1);
+    fleet.live(1);
+    assert_eq!(phases(&fleet)[0].1, StagePhase::Spoiled);
+    promote(&mut fleet, "canary", false);
+    fleet.live(HOUR);
+    assert_eq!(done(&fleet), ["gpu-1"], "the word came too late");
+}
+
+/// What stands in its way was there before the new version was.
+#[test]
+fn a_canary_whose_pods_do_not_leave_condemns_no_version() {
+    let spec = json!({
+        "driver": {"name": "gpu"},
+        "upgradePolicy": {"gpuPodDeletion": {"timeoutSeconds": 60}},
+    });
+    let canary = node("gpu-1").outdated().at(State::PodDeletionRequired).label("gpu-canary", "true");
+    let canary = canary.pod(pod("web-1").label("app", "web"));
+    let fleet = Fleet::without_policy().driver_policy("gpu", spec).budget("web", 0);
+    let mut fleet = fleet.with(canary).with(node("gpu-2").outdated());
+    fleet.live(HOUR);
+    assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeFailed, "{}", fleet.screen());
+    assert_eq!((phase(&fleet), phases(&fleet)[0].1), (RolloutPhase::Running, StagePhase::Moving));
+    insta::assert_snapshot!(fleet.why("gpu-2"), @"stage fleet is not open yet: stage canary comes first; 1 of its 1 nodes failed before this version could be judged on them; mend and retry them");
+    fleet.remove_pods("gpu-1", |pod| &*pod.name.name == "web-1");
+    fleet.set_label("gpu-1", "upgrade-required");
+    fleet.live(HOUR);
+    assert_eq!(phase(&fleet), RolloutPhase::Baking);
+}
+
+#[test]
+fn a_node_that_joins_does_not_take_the_place_of_one_that_is_watched() {
+    let canary = json!([{"name": "canary", "count": 1, "bake": {"duration": "48h"}}]);
+    let mut fleet = staged_and_watched(&canary);
+    fleet.live(47 * HOUR);
+    assert_eq!(done(&fleet), ["gpu-1"]);
+    let mut fleet = fleet.with(node("gpu-0"));
+    fleet.live(60);
+    assert_eq!(stages(&fleet)[0].total, 1);
+    restarts(&mut fleet, "gpu-1", 1);
+    fleet.live(1);
+    assert_eq!(phases(&fleet)[0].1, StagePhase::Spoiled, "gpu-1 is the canary still");
+}
+
 #[test]
 fn a_driver_that_restarts_by_itself_spoils_the_bake_and_a_boot_does_not() {
     let mut fleet = labelled_and_watched();
@@ -458,6 +532,41 @@ fn time_in_which_a_node_is_down_does_not_count() {
     fleet.node_mut("gpu-3").ready = true;
     fleet.live(49 * HOUR);
     assert_eq!(done(&fleet).len(), 4);
+}
+
+/// What happens between two looks counts too: nobody can say what else happened in that time.
+#[test]
+fn a_moment_in_which_a_node_is_down_takes_the_time_until_the_next_look() {
+    let mut fleet = labelled();
+    fleet.live(HOUR + 300);
+    let before = stages(&fleet)[0].bake.clone().unwrap();
+    fleet.node_mut("gpu-3").ready = false;
+    fleet.live(1);
+    fleet.node_mut("gpu-3").ready = true;
+    fleet.live(HOUR);
+    let since = stages(&fleet)[0].bake.clone().unwrap();
+    let watched = since.looked_at.0.duration_since(before.looked_at.0).as_secs();
+    assert_eq!(watched - (since.seconds - before.seconds), 600, "{before:?} {since:?}");
+}
+
+#[test]
+fn work_that_starts_again_and_again_is_no_start_of_work() {
+    let canary = json!({"name": "canary", "count": 1, "bake": {"duration": "2h", "minJobStarts": 2}});
+    let mut fleet = staged(&json!([canary]));
+    fleet.live(HOUR);
+    fleet.put(&"gpu-1".into(), pod("train").gpus(1));
+    for restarts in 0..9 {
+        let now = fleet.snapshot.now;
+        let train = fleet.work_mut("gpu-1", "train");
+        (train.restarts, train.started) = (restarts, Some(now + SignedDuration::from_secs(1)));
+        fleet.live(20 * 60);
+    }
+    assert_eq!(stages(&fleet)[0].bake.as_ref().unwrap().job_starts, 1);
+    // One that did what it had to between two looks.
+    let now = fleet.snapshot.now;
+    fleet.put(&"gpu-1".into(), pod("short").gpus(1).phase(Phase::Succeeded).created(now));
+    fleet.live(HOUR);
+    assert_eq!(done(&fleet).len(), 6);
 }
 
 #[test]
