@@ -70,8 +70,10 @@ impl Bench {
     fn run(&self, preset: Preset) -> End {
         let nodes = ["gpu-01", "gpu-02"].map(NodeName::from);
         let count = if preset == Preset::DistributedTraining { 2 } else { 1 };
-        let places: Vec<_> =
-            nodes[..count].iter().map(|node| Place { node, gpus: 8, address: Some("10.0.0.1") }).collect();
+        let places: Vec<_> = nodes[..count]
+            .iter()
+            .map(|node| Place { node, gpus: 8, address: Some("10.0.0.1"), taints: &[] })
+            .collect();
         let driver = DriverName::from("gpu");
         let order = Order {
             namespace: "gpu-operator",
