@@ -18,7 +18,7 @@ fn gate(preset: Preset) -> Gate {
 fn manifest_for(gate: &Gate, nodes: &[&str], sample: Sample) -> Value {
     let nodes: Vec<NodeName> = nodes.iter().map(|node| NodeName::from(*node)).collect();
     let places: Vec<_> =
-        nodes.iter().map(|node| Place { node, gpus: 8, address: Some("10.0.0.1") }).collect();
+        nodes.iter().map(|node| Place { node, gpus: 8, address: Some("10.0.0.1"), taints: &[] }).collect();
     let order = Order {
         namespace: NAMESPACE,
         driver: &"gpu".into(),
