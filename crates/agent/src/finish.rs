@@ -61,7 +61,8 @@ async fn give_back<H: Host>(agent: &Agent<'_, H>, node: &mut Node) -> Result<(),
     agent
         .cluster
         .change(node, "give the node back", |node| {
-            node::reboot_is_over(node::uncordon(node)).with_labels(labels::restore(&node.labels, custom))
+            node::reboot_is_over(node, node::uncordon(node))
+                .with_labels(labels::restore(&node.labels, custom))
         })
         .await?;
     if !node.is_cordoned_by_agent() {

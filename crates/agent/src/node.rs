@@ -71,6 +71,12 @@ impl Node {
         (record.boot == boot).then_some(record)
     }
 
+    /// A person's own words about a reboot, which no program takes back: what is no record of the agents.
+    pub fn has_words_about_reboot(&self) -> bool {
+        let text = self.annotations.get(NEEDS_REBOOT_ANNOTATION);
+        text.is_some_and(|text| serde_json::from_str::<NeedsReboot>(text).is_err())
+    }
+
     /// What keeps the agent from giving the node back although the cordon is its own; `None`: nothing.
     pub fn kept_out_by(&self) -> Option<&'static str> {
         let quarantined =
@@ -81,6 +87,9 @@ impl Node {
             () if quarantined => Some("NVSentinel, which has quarantined it"),
             () if self.annotations.contains_key(VISIT_ANNOTATION) => {
                 Some("pitcrew's controller, which visits it")
+            }
+            () if self.has_words_about_reboot() => {
+                Some("a person's words in annotation pitcrew.dev/needs-reboot")
             }
             () => None,
         }
@@ -174,17 +183,25 @@ pub fn without_stale_record(node: &Node) -> Change {
     if stale { change.with_annotation(AGENT_CORDON_ANNOTATION, None) } else { change }
 }
 
-/// Takes back what was said about a reboot that is no longer needed.
-pub fn reboot_is_over(change: Change) -> Change {
+/// Takes back what the agent said about a reboot that is no longer needed.
+pub fn reboot_is_over(node: &Node, change: Change) -> Change {
+    if node.has_words_about_reboot() {
+        return change;
+    }
     change.with_annotation(NEEDS_REBOOT_ANNOTATION, None)
 }
 
-/// Says that only a reboot helps, and keeps the node out until then.
+/// Says that only a reboot helps, and keeps the node out until then. Where a person says so already their words stay: they
+/// hold the node longer than the agent's, which end with the boot.
 pub fn needs_reboot(node: &Node, boot: &str, why: &str, now: Timestamp) -> Change {
     // Said once: the time is that of the first finding.
     let since = node.needs_reboot(boot).and_then(|record| record.since).unwrap_or(now);
     let record = NeedsReboot { boot: boot.to_owned(), since: Some(since), why: why.to_owned() };
-    cordon(node, now).with_annotation(NEEDS_REBOOT_ANNOTATION, serde_json::to_string(&record).ok())
+    let change = cordon(node, now);
+    if node.has_words_about_reboot() {
+        return change;
+    }
+    change.with_annotation(NEEDS_REBOOT_ANNOTATION, serde_json::to_string(&record).ok())
 }
 
 /// The value that the documented programs know for nodes with a driver of their own.

@@ -221,7 +221,7 @@ impl<H: Host> Run<'_, '_, H> {
         cluster
             .change(&mut self.node, "put the operands back", |node| {
                 let given_back = if early { node::uncordon(node) } else { Change::default() };
-                node::reboot_is_over(given_back).with_labels(labels::restore(&node.labels, custom))
+                node::reboot_is_over(node, given_back).with_labels(labels::restore(&node.labels, custom))
             })
             .await?;
         if self.node.is_cordoned_by_agent() {
@@ -249,8 +249,12 @@ impl<H: Host> Run<'_, '_, H> {
             let operands = labels::restore(&node.labels, custom);
             match left {
                 Left::Half => node::needs_reboot(node, &boot, &sentence, now),
-                Left::Whole if !succeeded => node::reboot_is_over(node::uncordon(node)).with_labels(operands),
-                Left::Whole | Left::Nothing => node::reboot_is_over(Change::default()).with_labels(operands),
+                Left::Whole if !succeeded => {
+                    node::reboot_is_over(node, node::uncordon(node)).with_labels(operands)
+                }
+                Left::Whole | Left::Nothing => {
+                    node::reboot_is_over(node, Change::default()).with_labels(operands)
+                }
             }
         };
         let put_back = async {

@@ -90,6 +90,24 @@ fn there_is_a_way_back_from_pre_installed() {
 }
 
 #[test]
+fn a_persons_words_about_a_reboot_are_neither_taken_back_nor_written_over() {
+    let mut node = Node::default();
+    node.annotations.insert(NEEDS_REBOOT_ANNOTATION.to_owned(), "firmware was flashed".to_owned());
+    let words = node.clone();
+    assert_eq!(reboot_is_over(&node, Change::default()).on(&node), None);
+    apply(&mut node, |node| needs_reboot(node, "boot", "half of the driver is gone", NOW));
+    assert_eq!(node.annotations[NEEDS_REBOOT_ANNOTATION], "firmware was flashed");
+    assert!(node.is_cordoned_by_agent());
+    assert_eq!(uncordon(&node).on(&node), None, "the words hold the node");
+    node.annotations.remove(NEEDS_REBOOT_ANNOTATION);
+    apply(&mut node, |node| needs_reboot(node, "boot", "half of the driver is gone", NOW));
+    assert!(node.needs_reboot("boot").is_some(), "the next start says it");
+    apply(&mut node, |node| reboot_is_over(node, uncordon(node)));
+    node.annotations.insert(NEEDS_REBOOT_ANNOTATION.to_owned(), "firmware was flashed".to_owned());
+    assert_eq!(node, words);
+}
+
+#[test]
 fn a_reboot_that_was_needed_in_another_boot_is_over() {
     let mut node = Node::default();
     apply(&mut node, |node| needs_reboot(node, "first", "half of the driver is gone", NOW));

@@ -5,7 +5,8 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
-use pitcrew_agent::failure::{TERMINATED, TIMED_OUT};
+use pitcrew_agent::failure::{NEEDS_REBOOT, TERMINATED, TIMED_OUT};
+use pitcrew_core::contract::NEEDS_REBOOT_ANNOTATION;
 use pitcrew_sim::api::Fault;
 use serde_json::{Value, json};
 
@@ -149,6 +150,37 @@ async fn a_node_that_nvsentinel_takes_in_the_same_moment_is_not_given_back() {
     assert!(failure.sentence().contains("kept out by NVSentinel"), "{}", failure.sentence());
     assert!(stage.is_cordoned().await);
     stage.annotate(QUARANTINE, None).await;
+    stage.finish(Duration::from_mins(1)).await.unwrap();
+    assert!(!stage.is_cordoned().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_persons_words_about_a_reboot_outlive_every_program_and_hold_the_node() {
+    const WORDS: &str = "firmware was flashed";
+    let stage = Stage::new(with_driver()).await;
+    stage.annotate(NEEDS_REBOOT_ANNOTATION, Some(WORDS)).await;
+    let said = async || stage.node().await.annotations().get(NEEDS_REBOOT_ANNOTATION).cloned();
+    // A failure, …
+    stage.host.change(|machine| machine.open(7, "python3", "/dev/nvidia0", &["nvidia"]));
+    stage.uninstall().await.unwrap_err();
+    assert_eq!(said().await.as_deref(), Some(WORDS));
+    // … half a driver, which an Event tells of, …
+    stage.host.change(|machine| {
+        machine.processes.clear();
+        machine.grabbed = Some(("nvidia_uvm".to_owned(), "nvidia".to_owned()));
+    });
+    assert_eq!(stage.uninstall().await.unwrap_err().exit_code(), NEEDS_REBOOT);
+    assert_eq!(said().await.as_deref(), Some(WORDS));
+    assert!(stage.is_cordoned().await);
+    assert!(stage.events().await.iter().any(|event| event.contains("only part of the driver")));
+    // … an unload, and a new driver.
+    stage.host.change(|machine| machine.processes.clear());
+    stage.uninstall().await.unwrap();
+    stage.load_new_driver();
+    let failure = stage.finish(Duration::from_mins(1)).await.unwrap_err();
+    assert!(failure.sentence().contains("kept out by a person's words"), "{}", failure.sentence());
+    assert_eq!(said().await.as_deref(), Some(WORDS));
+    stage.annotate(NEEDS_REBOOT_ANNOTATION, None).await;
     stage.finish(Duration::from_mins(1)).await.unwrap();
     assert!(!stage.is_cordoned().await);
 }
