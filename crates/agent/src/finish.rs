@@ -21,7 +21,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 pub async fn finish<H: Host>(agent: &Agent<'_, H>, limit: Option<Duration>) -> Result<(), Failure> {
     let Agent { host, cluster, stop, settings } = agent;
     let boot = journal::boot_id(*host).await?;
-    let node = cluster.node().await?;
+    let mut node = cluster.node().await?;
+    let operation = "drop the record of a cordon that was lifted";
+    cluster.change(&mut node, operation, node::without_stale_record).await?;
     let told = Audience { cluster, node: &node, reason: EVENT_REASON };
     let wait = Wait { what: "the new driver", every: LOOK_EVERY, limit };
     wait.until(stop, told, Finishing { agent, boot: &boot }).await?;

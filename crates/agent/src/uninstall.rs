@@ -19,7 +19,7 @@ use crate::host::Host;
 use crate::journal::Stage;
 use crate::labels::{self, Batch};
 use crate::leaving::{leave, no_claim_holders};
-use crate::node::{self, Change, Node};
+use crate::node::{self, Node};
 use crate::pods::Leave;
 use crate::settings::{EVENT_REASON, Settings, Uncordon};
 use crate::stop::Stop;
@@ -220,7 +220,7 @@ impl<H: Host> Run<'_, '_, H> {
         let early = settings.uncordon == Uncordon::Early;
         cluster
             .change(&mut self.node, "put the operands back", |node| {
-                let given_back = if early { node::uncordon(node) } else { Change::default() };
+                let given_back = if early { node::uncordon(node) } else { node::without_stale_record(node) };
                 node::reboot_is_over(node, given_back).with_labels(labels::restore(&node.labels, custom))
             })
             .await?;
@@ -253,7 +253,7 @@ impl<H: Host> Run<'_, '_, H> {
                     node::reboot_is_over(node, node::uncordon(node)).with_labels(operands)
                 }
                 Left::Whole | Left::Nothing => {
-                    node::reboot_is_over(node, Change::default()).with_labels(operands)
+                    node::reboot_is_over(node, node::without_stale_record(node)).with_labels(operands)
                 }
             }
         };

@@ -130,6 +130,41 @@ async fn a_cordon_that_a_person_lifted_and_another_set_again_is_not_the_agents()
     assert!(!stage.node().await.annotations().contains_key(OURS), "and the record was stale");
 }
 
+/// A person lifts the agent's cordon; a minute later somebody else cordons the node.
+async fn lifted_and_cordoned_again(admin: Client) {
+    patched(admin.clone(), json!({"spec": {"unschedulable": null}})).await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    cordon(admin).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cordon_that_changes_hands_while_pods_leave_is_not_the_agents() {
+    let stage = early(Stage::new(with_driver()).await);
+    stage.budget("research", "train", 0).await;
+    let changes_hands = async {
+        tokio::time::sleep(Duration::from_mins(1)).await;
+        lifted_and_cordoned_again(stage.admin.clone()).await;
+        stage.admin_delete("research", "train").await;
+    };
+    tokio::join!(stage.uninstall(), changes_hands).0.unwrap();
+    assert!(stage.is_cordoned().await, "it is theirs");
+    assert!(!stage.node().await.annotations().contains_key(OURS));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cordon_that_changes_hands_while_the_driver_comes_up_is_not_the_agents() {
+    let stage = Stage::new(with_driver()).await;
+    stage.uninstall().await.unwrap();
+    let changes_hands = async {
+        tokio::time::sleep(Duration::from_mins(1)).await;
+        lifted_and_cordoned_again(stage.admin.clone()).await;
+        stage.load_new_driver();
+    };
+    tokio::join!(stage.finish(Duration::from_mins(5)), changes_hands).0.unwrap();
+    assert!(stage.is_cordoned().await, "it is theirs");
+    assert!(!stage.node().await.annotations().contains_key(OURS));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_node_that_nvsentinel_takes_in_the_same_moment_is_not_given_back() {
     const QUARANTINE: &str = "quarantineHealthEventIsCordoned";
