@@ -7,15 +7,22 @@ use crate::failure::Failure;
 use crate::host::{Host, Ran};
 use crate::node::{self, Node};
 use crate::settings::Paths;
+use crate::stop::Stop;
 
 /// Asks a driver for its version.
 const QUESTION: [&str; 3] = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"];
 /// Slow machines with eight GPUs take ten seconds; a driver that hangs takes for ever.
 const ANSWERS_WITHIN: Duration = Duration::from_mins(1);
 
-/// Asks whether the host has a driver; its version.
-pub async fn ask(host: &impl Host, paths: &Paths) -> Result<Option<String>, Failure> {
-    match host.run(&paths.host_root, &QUESTION, ANSWERS_WITHIN).await? {
+/// Asks whether the host has a driver; its version. Whoever is told to end does not wait for a driver that hangs: what an
+/// earlier start paused has to be put back before SIGKILL comes.
+pub async fn ask(host: &impl Host, stop: &Stop, paths: &Paths) -> Result<Option<String>, Failure> {
+    let ran = tokio::select! {
+        biased;
+        stopped = stop.told() => return Err(stopped.into()),
+        ran = host.run(&paths.host_root, &QUESTION, ANSWERS_WITHIN) => ran?,
+    };
+    match ran {
         Ran::Ended { code: Some(0), output } => {
             Ok(output.lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned))
         }
@@ -28,10 +35,11 @@ pub async fn ask(host: &impl Host, paths: &Paths) -> Result<Option<String>, Fail
 pub async fn settle(
     host: &impl Host,
     cluster: &Cluster,
+    stop: &Stop,
     node: &mut Node,
     paths: &Paths,
 ) -> Result<Option<String>, Failure> {
-    let version = ask(host, paths).await?;
+    let version = ask(host, stop, paths).await?;
     match &version {
         Some(version) => {
             tracing::info!("the host has driver {version} installed");

@@ -16,7 +16,7 @@ const CAPABILITIES: [(u32, &str); 3] = [
 
 /// Names what would keep the driver manager from its work; what is only in its way for now is told in the log.
 pub async fn check<H: Host>(agent: &Agent<'_, H>) -> Result<(), Failure> {
-    let Agent { host, cluster, settings, .. } = agent;
+    let Agent { host, cluster, stop, settings } = agent;
     let mut problems = Vec::new();
     let node = cluster.node().await?;
     for batch in [Batch::First, Batch::Last] {
@@ -29,7 +29,7 @@ pub async fn check<H: Host>(agent: &Agent<'_, H>) -> Result<(), Failure> {
     if !host.exists(&settings.paths.host_root).await? {
         problems.push(format!("{} is not there: mount the host's root directory", settings.paths.host_root));
     }
-    match host_driver::ask(*host, &settings.paths).await {
+    match host_driver::ask(*host, stop, &settings.paths).await {
         Ok(Some(version)) => problems.push(format!("the host has driver {version} installed")),
         Ok(None) => {}
         Err(failure) => problems.push(failure.sentence()),

@@ -6,6 +6,9 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
 use pitcrew_agent::failure::{NEEDS_REBOOT, TERMINATED, TIMED_OUT};
+use pitcrew_agent::fake::HostDriver;
+use pitcrew_agent::stop::Stopper;
+use pitcrew_agent::uninstall::uninstall;
 use pitcrew_core::contract::NEEDS_REBOOT_ANNOTATION;
 use pitcrew_sim::api::Fault;
 use serde_json::{Value, json};
@@ -90,6 +93,50 @@ async fn sigterm_before_the_driver_is_touched_restores_everything() {
         assert_eq!(after.spec, node.spec, "after {seconds} s");
         assert_eq!(stage.host.machine(), machine);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn sigterm_restores_what_an_earlier_start_paused_before_it_was_killed() {
+    // Told to end before its first call, and while the host's driver does not answer.
+    for (after, host_driver) in [(0, HostDriver::Absent), (5, HostDriver::Hangs)] {
+        let stage = Stage::new(with_driver()).await;
+        let before = stage.node().await;
+        stage.budget("research", "train", 0).await;
+        let killed = tokio::time::timeout(Duration::from_secs(20), stage.uninstall()).await;
+        assert!(killed.is_err() && stage.is_cordoned().await && !stage.paused().await.is_empty());
+        stage.host.change(|machine| machine.host_driver = host_driver);
+        let (stopper, stop) = Stopper::new();
+        if after == 0 {
+            stopper.stop();
+        }
+        let tell = async {
+            tokio::time::sleep(Duration::from_secs(after)).await;
+            stopper.stop();
+        };
+        let began = tokio::time::Instant::now();
+        let agent = stage.agent(stop);
+        let failure = tokio::join!(uninstall(&agent), tell).0.unwrap_err();
+        assert_eq!(failure.exit_code(), TERMINATED, "{}", failure.sentence());
+        assert!(began.elapsed() < Duration::from_secs(30), "SIGKILL comes then");
+        let after = stage.node().await;
+        assert_eq!(after.labels(), before.labels());
+        assert_eq!(after.annotations(), before.annotations());
+        assert_eq!(after.spec, before.spec);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_cannot_be_read_is_told_of_and_the_node_is_left_as_it_is() {
+    let stage = Stage::new(with_driver()).await;
+    stage.budget("research", "train", 0).await;
+    let killed = tokio::time::timeout(Duration::from_secs(20), stage.uninstall()).await;
+    assert!(killed.is_err());
+    let before = stage.node().await;
+    stage.host.change(|machine| machine.no_proc = true);
+    stage.uninstall().await.unwrap_err();
+    assert_eq!(stage.node().await, before, "there may be half a driver");
+    let events = stage.events().await;
+    assert!(events.iter().any(|event| event.contains("failed: read /proc/modules")), "{events:?}");
 }
 
 #[tokio::test(start_paused = true)]
