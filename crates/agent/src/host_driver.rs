@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::cluster::Cluster;
 use crate::failure::Failure;
 use crate::host::{Host, Ran};
+use crate::labels;
 use crate::node::{self, Node};
 use crate::settings::Paths;
 use crate::stop::Stop;
@@ -39,17 +40,16 @@ pub async fn settle(
     node: &mut Node,
     paths: &Paths,
 ) -> Result<Option<String>, Failure> {
-    let version = ask(host, stop, paths).await?;
-    match &version {
-        Some(version) => {
-            tracing::info!("the host has driver {version} installed");
-            cluster.change(node, "label the node as one with a host driver", node::has_host_driver).await?;
-        }
-        None => {
-            cluster
-                .change(node, "take back that the node has a host driver", node::has_no_host_driver)
-                .await?;
-        }
+    if let Some(version) = ask(host, stop, paths).await? {
+        tracing::info!("the host has driver {version} installed");
+        cluster.change(node, "label the node as one with a host driver", node::has_host_driver).await?;
+        return Ok(Some(version));
     }
-    Ok(version)
+    let operation = "take back that the node has a host driver";
+    cluster.change(node, operation, node::has_no_host_driver).await?;
+    if node.says_pre_installed() {
+        let label = labels::DRIVER;
+        tracing::info!("no driver was found on the host; {label}=pre-installed is somebody else's and stays");
+    }
+    Ok(None)
 }

@@ -71,6 +71,16 @@ impl Node {
         (record.boot == boot).then_some(record)
     }
 
+    /// Its label says that it has a driver of its own, …
+    pub fn says_pre_installed(&self) -> bool {
+        self.labels.get(crate::labels::DRIVER).is_some_and(|value| value == PRE_INSTALLED)
+    }
+
+    /// … and what it said before, if it is the agent that wrote it.
+    pub fn before_host_driver(&self) -> Option<BeforeHostDriver> {
+        serde_json::from_str(self.annotations.get(HOST_DRIVER_ANNOTATION)?).ok()
+    }
+
     /// A person's own words about a reboot, which no program takes back: what is no record of the agents.
     pub fn has_words_about_reboot(&self) -> bool {
         let text = self.annotations.get(NEEDS_REBOOT_ANNOTATION);
@@ -209,26 +219,26 @@ const PRE_INSTALLED: &str = "pre-installed";
 
 /// Says that the node has a driver of its own, and remembers what was said before.
 pub fn has_host_driver(node: &Node) -> Change {
-    let before = node.labels.get(crate::labels::DRIVER).cloned();
-    if before.as_deref() == Some(PRE_INSTALLED) {
+    if node.says_pre_installed() {
         return Change::default();
     }
+    let before = node.labels.get(crate::labels::DRIVER).cloned();
     let record = serde_json::to_string(&BeforeHostDriver { before }).ok();
     Change::default()
         .with_label(crate::labels::DRIVER, Some(PRE_INSTALLED.to_owned()))
         .with_annotation(HOST_DRIVER_ANNOTATION, record)
 }
 
-/// The node has no driver of its own any more: the label goes back to what it was, or to what places a driver if nobody
-/// wrote that down.
+/// The node has no driver of its own any more: the label goes back to what it was. One that somebody else wrote is theirs.
 pub fn has_no_host_driver(node: &Node) -> Change {
-    if node.labels.get(crate::labels::DRIVER).is_none_or(|value| value != PRE_INSTALLED) {
-        return Change::default().with_annotation(HOST_DRIVER_ANNOTATION, None);
+    let change = Change::default().with_annotation(HOST_DRIVER_ANNOTATION, None);
+    if !node.says_pre_installed() {
+        return change;
     }
-    let record = node.annotations.get(HOST_DRIVER_ANNOTATION);
-    let record: Option<BeforeHostDriver> = record.and_then(|text| serde_json::from_str(text).ok());
-    let before = record.map_or(Some("true".to_owned()), |record| record.before);
-    Change::default().with_label(crate::labels::DRIVER, before).with_annotation(HOST_DRIVER_ANNOTATION, None)
+    match node.before_host_driver() {
+        Some(BeforeHostDriver { before }) => change.with_label(crate::labels::DRIVER, before),
+        None => Change::default(),
+    }
 }
 
 #[cfg(test)]
