@@ -61,7 +61,7 @@ impl Machine {
         machine
     }
 
-    /// A driver container comes up: modules, root directory, PID file, and the digest of its configuration.
+    /// A driver container loads its driver: modules, root directory, PID file, and the digest of its configuration.
     pub fn install(&mut self, digest: &str) {
         for (name, users) in [
             ("nvidia", &["nvidia_modeset", "nvidia_uvm"][..]),

@@ -83,9 +83,7 @@ async fn missing<H: Host>(agent: &Agent<'_, H>, boot: &str) -> Result<Option<Str
         (Left::Whole, _) if !agent.host.mounts().await?.contains(&paths.driver_root) => {
             Some(format!("its root directory {} is not mounted", paths.driver_root))
         }
-        (Left::Whole, _)
-            if !paths.driver_ready.is_empty() && !agent.host.exists(&paths.driver_ready).await? =>
-        {
+        (Left::Whole, _) if !agent.host.exists(&paths.driver_ready).await? => {
             Some(format!("{} is not there", paths.driver_ready))
         }
         (Left::Whole, _) => None,

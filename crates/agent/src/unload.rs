@@ -121,8 +121,10 @@ pub async fn detach_all(host: &impl Host, directory: &str) -> Result<(), Failure
     Err(Failure::Remounted { path: directory.to_owned(), rounds: LAYERS_MAX })
 }
 
-/// Removes the driver container's root directory and its PID file.
+/// Removes what the driver container left: its root directory, its PID file, and its word that it is up, which it takes back
+/// itself only if it ends in order. With that word left behind the next driver would look as if it were up.
 pub async fn clear_root(host: &impl Host, paths: &Paths) -> Result<(), Failure> {
+    host.remove(&paths.driver_ready).await?;
     detach_all(host, &paths.driver_root).await?;
     host.remove(&paths.pid_file).await?;
     Ok(())

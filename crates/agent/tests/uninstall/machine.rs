@@ -117,7 +117,12 @@ async fn a_root_directory_with_hundreds_of_mounts_below_it_is_detached_at_once()
 
 #[tokio::test(start_paused = true)]
 async fn what_was_paused_comes_back_if_the_root_directory_cannot_be_cleared() {
-    let clearing = ["read mounts", "unmount /run/nvidia/driver", "remove /run/nvidia/nvidia-driver.pid"];
+    let clearing = [
+        "remove /run/nvidia/validations/.driver-ctr-ready",
+        "read mounts",
+        "unmount /run/nvidia/driver",
+        "remove /run/nvidia/nvidia-driver.pid",
+    ];
     // The driver is replaced, or it stays; its root directory is made anew in both cases.
     for (call, wanted) in clearing.into_iter().flat_map(|call| [(call, "new"), (call, "old")]) {
         let mut stage = Stage::new(with_driver()).await;
@@ -134,6 +139,21 @@ async fn what_was_paused_comes_back_if_the_root_directory_cannot_be_cleared() {
         stage.uninstall().await.unwrap();
         assert_eq!(stage.host.machine().mounts, ["/", "/run"]);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_word_of_the_last_driver_container_does_not_pass_for_the_next_ones() {
+    // The last one was killed and could not take back that it was up.
+    let mut machine = with_driver();
+    machine.file("/run/nvidia/validations/.driver-ctr-ready", "");
+    let stage = Stage::new(machine).await;
+    stage.uninstall().await.unwrap();
+    stage.host.change(|machine| machine.install("new"));
+    let failure = stage.finish(Duration::from_mins(1)).await.unwrap_err();
+    assert!(failure.sentence().contains(".driver-ctr-ready is not there"), "{}", failure.sentence());
+    assert!(stage.is_cordoned().await, "it is not up yet");
+    stage.load_new_driver();
+    stage.finish(Duration::from_mins(1)).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
