@@ -116,7 +116,12 @@ pub async fn detach_all(host: &impl Host, directory: &str) -> Result<(), Failure
         let mounts = host.mounts().await?;
         let ours = mounts.iter().filter(|mount| *mount == directory || mount.starts_with(&below));
         let Some(top) = ours.min_by_key(|mount| mount.len()) else { return Ok(()) };
-        host.detach(top).await?;
+        if let Err(error) = host.detach(top).await {
+            // Whoever unmounted it in the same moment has done the work.
+            if host.mounts().await?.contains(top) {
+                return Err(error.into());
+            }
+        }
     }
     Err(Failure::Remounted { path: directory.to_owned(), rounds: LAYERS_MAX })
 }

@@ -100,6 +100,14 @@ async fn stacked_mounts_are_all_detached() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_somebody_else_unmounts_in_the_same_moment_is_unmounted() {
+    let stage = Stage::new(with_driver()).await;
+    stage.host.change(|machine| machine.unmounted = Some("/run/nvidia/driver".to_owned()));
+    stage.uninstall().await.unwrap();
+    assert_eq!(stage.host.machine().mounts, ["/", "/run"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_root_directory_with_hundreds_of_mounts_below_it_is_detached_at_once() {
     let stage = Stage::new(with_driver()).await;
     stage.host.change(|machine| {
