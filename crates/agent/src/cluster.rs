@@ -37,6 +37,9 @@ const WATCH_LATE: Duration = Duration::from_secs(30);
 /// After a watch that broke.
 const WATCH_AGAIN: Duration = Duration::from_secs(5);
 
+/// The cause in a refusal that says that the object's namespace is being deleted.
+const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
+
 /// Something could not be asked of Kubernetes.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
@@ -169,7 +172,7 @@ impl Cluster {
             Ok(Ok(_)) => Ok(Eviction::Accepted),
             // Gone, or another one by now: the next list tells.
             Ok(Err(error)) if matches!(code(&error), Some(404 | 409)) => Ok(Eviction::Accepted),
-            Ok(Err(error)) if !passes(&error) => Err(ApiError::Failed {
+            Ok(Err(error)) if !passes(&error) && !in_a_namespace_that_ends(&error) => Err(ApiError::Failed {
                 operation: format!("evict pod {namespace}/{name}"),
                 source: Box::new(error),
             }),
@@ -323,6 +326,14 @@ fn passes(error: &KubeError) -> bool {
         KubeError::SerdeError(_) | KubeError::BuildRequest(_) => false,
         _ => true,
     }
+}
+
+/// An eviction is refused where a whole namespace is on its way out. Its pods are deleted in a moment, so it is only asked
+/// again, as kubectl does.
+fn in_a_namespace_that_ends(error: &KubeError) -> bool {
+    let KubeError::Api(status) = error else { return false };
+    let mut causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 403 && causes.any(|cause| cause.reason == NAMESPACE_TERMINATING)
 }
 
 /// What the API says, without the client's words around it.
