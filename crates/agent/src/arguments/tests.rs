@@ -117,6 +117,32 @@ fn the_name_of_the_program_chooses_the_agent() {
 }
 
 #[test]
+fn the_logging_flags_of_the_documented_program_are_accepted_and_others_are_not() {
+    const NEEDED: [&str; 4] = [
+        "network-operator-init-container",
+        "--node-name=n",
+        "--configmap-name=c",
+        "--configmap-namespace=ns",
+    ];
+    for flags in [
+        &["-v=4"][..],
+        &["-v", "4"],
+        &["--v=4", "--vmodule", "a=1,b=2"],
+        &["--logging-format=json", "--log-flush-frequency", "5s"],
+        &["--log-text-split-stream", "--log-text-info-buffer-size=1Ki"],
+        &["--log-json-split-stream=true", "--log-json-info-buffer-size", "0"],
+        &["--logtostderr", "--alsologtostderr=false", "--stderrthreshold=2"],
+    ] {
+        let whole = NEEDED.iter().chain(flags).map(OsString::from);
+        let Called::Agent(agent) = read(whole).unwrap() else { panic!("an agent") };
+        let AgentCommand::SafeLoad(safe_load) = agent.which else { panic!("safe load") };
+        assert_eq!(safe_load.node_name().unwrap(), "n");
+    }
+    assert!(is_refused(&[&NEEDED[..], &["--log-everything"]].concat()));
+    assert!(is_refused(&[&NEEDED[..], &["positional"]].concat()));
+}
+
+#[test]
 fn devices_are_all_or_one() {
     assert!(is_refused(&["vfio-manage", "bind"]));
     assert!(is_refused(&["vfio-manage", "bind", "--all", "--device-id=0000:01:00.0"]));
