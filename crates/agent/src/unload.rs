@@ -8,8 +8,6 @@ use crate::journal::{self, Stage};
 use crate::modules::{self, unload_order};
 use crate::settings::Paths;
 
-/// The driver's device files.
-const DEVICE_FILES: &str = "/dev/nvidia";
 /// A module that somebody took hold of after it was looked at is tried so often, …
 const TRIES_MAX: u32 = 10;
 /// … with such pauses: short-lived programs come and go.
@@ -82,7 +80,9 @@ pub async fn look(host: &impl Host) -> Result<Vec<String>, Failure> {
     match unload_order(&loaded) {
         Ok(order) => Ok(order),
         Err(mut busy) => {
-            busy.processes = host.holders(DEVICE_FILES).await.unwrap_or_default();
+            for files in busy.device_files() {
+                busy.processes.extend(host.holders(files).await.unwrap_or_default());
+            }
             Err(busy.into())
         }
     }

@@ -34,6 +34,24 @@ async fn a_busy_module_leaves_everything_as_it_was_and_its_holder_is_named() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn whoever_keeps_a_module_by_device_files_in_other_places_is_named_too() {
+    for (module, command, file) in [
+        ("gdrdrv", "gdrcopy_sanity", "/dev/gdrdrv"),
+        ("nvidia_drm", "Xorg", "/dev/dri/card1"),
+        ("nvidia_peermem", "ib_write_bw", "/dev/infiniband/uverbs0"),
+        ("nvidia_fs", "gdsio", "/dev/nvidia-fs0"),
+    ] {
+        let stage = Stage::new(with_driver()).await;
+        stage.host.change(|machine| {
+            machine.load(module, Some("nvidia"));
+            machine.open(7, command, file, &[module]);
+        });
+        let text = stage.uninstall().await.unwrap_err().sentence();
+        assert!(text.contains(&format!("process 7 ({command}) has {file} open")), "{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn gdrdrv_pins_the_module_and_goes_first() {
     let stage = Stage::new(with_driver()).await;
     stage.host.change(|machine| machine.load("gdrdrv", Some("nvidia")));
