@@ -3,12 +3,15 @@
 //! The name of the program chooses the agent: `driver-manager`, `vfio-manage` and `network-operator-init-container` take
 //! the place of the programs of these names; under any other name the first argument says it.
 
+mod logging;
+
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+use self::logging::Logging;
 use crate::failure::Failure;
 use crate::linux::CHROOT_NAME;
 use crate::safe_load::{Options, Overlay};
@@ -369,11 +372,8 @@ pub struct SafeLoad {
     unload_third_party_rdma_modules: String,
     #[arg(long, env = "SKIP_PREFLIGHT_CHECKS", default_value = "", hide = true)]
     skip_preflight_checks: String,
-    /// Accepted for the sake of old manifests; everything there is to say is said
-    #[arg(long, short = 'v', hide = true)]
-    v: Option<String>,
-    #[arg(long, hide = true)]
-    logging_format: Option<String>,
+    #[command(flatten)]
+    logging: Logging,
 }
 
 impl SafeLoad {

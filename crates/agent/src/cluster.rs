@@ -3,10 +3,14 @@
 //! A call that fails for a passing reason is made again with longer and longer pauses. What comes out is one of three
 //! things: an answer, "there is none", or an error; an error is never taken for either of the others.
 
+use std::fmt;
 use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use jiff::Timestamp;
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, EventSource, Node as ApiNode, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroup, ObjectMeta, Time};
 use kube::api::{
@@ -36,6 +40,9 @@ const WATCH_SECONDS: u32 = 240;
 const WATCH_LATE: Duration = Duration::from_secs(30);
 /// After a watch that broke.
 const WATCH_AGAIN: Duration = Duration::from_secs(5);
+
+/// The cause in a refusal that says that the object's namespace is being deleted.
+const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
 
 /// Something could not be asked of Kubernetes.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +79,31 @@ pub enum Eviction {
     Accepted,
     /// A budget, or a passing trouble, says: not now. In its own words.
     NotNow(String),
+}
+
+/// Something that the agent has to be allowed.
+#[derive(Clone, Copy, Debug)]
+pub struct Permission {
+    /// To do what.
+    pub verb: &'static str,
+    /// The resource's group, …
+    pub group: &'static str,
+    /// … its name …
+    pub resource: &'static str,
+    /// … and what is below it, if that is meant.
+    pub subresource: &'static str,
+    /// In which namespace; empty: in all, or in none.
+    pub namespace: &'static str,
+}
+
+impl fmt::Display for Permission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { verb, group, resource, subresource, namespace } = self;
+        let slash = if subresource.is_empty() { "" } else { "/" };
+        let dot = if group.is_empty() { "" } else { "." };
+        write!(f, "{verb} {resource}{dot}{group}{slash}{subresource}")?;
+        if namespace.is_empty() { Ok(()) } else { write!(f, " in namespace {namespace}") }
+    }
 }
 
 /// The API and the node that the agent looks after.
@@ -169,7 +201,7 @@ impl Cluster {
             Ok(Ok(_)) => Ok(Eviction::Accepted),
             // Gone, or another one by now: the next list tells.
             Ok(Err(error)) if matches!(code(&error), Some(404 | 409)) => Ok(Eviction::Accepted),
-            Ok(Err(error)) if !passes(&error) => Err(ApiError::Failed {
+            Ok(Err(error)) if !passes(&error) && !in_a_namespace_that_ends(&error) => Err(ApiError::Failed {
                 operation: format!("evict pod {namespace}/{name}"),
                 source: Box::new(error),
             }),
@@ -202,6 +234,33 @@ impl Cluster {
         };
         let api = Api::<DynamicObject>::namespaced_with(self.client.clone(), namespace, &resource);
         self.if_there(&format!("read resourceclaim {namespace}/{name}"), || api.get(name)).await
+    }
+
+    /// Whether the API would let the agent do this. What it does not say, it does not refuse.
+    pub async fn may(&self, wanted: Permission) -> Result<bool, ApiError> {
+        let Permission { verb, group, resource, subresource, namespace } = wanted;
+        let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let attributes = ResourceAttributes {
+            verb: some(verb),
+            group: some(group),
+            resource: some(resource),
+            subresource: some(subresource),
+            namespace: some(namespace),
+            name: some(&self.node).filter(|_| resource == "nodes"),
+            ..ResourceAttributes::default()
+        };
+        let spec = SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(attributes),
+            ..SelfSubjectAccessReviewSpec::default()
+        };
+        let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+        let api = Api::<SelfSubjectAccessReview>::all(self.client.clone());
+        let params = PostParams::default();
+        match self.patiently("ask what is allowed", || api.create(&params, &review)).await {
+            Ok(answer) => Ok(answer.status.is_none_or(|status| status.allowed)),
+            Err(ApiError::Failed { source, .. }) if matches!(code(&source), Some(403 | 404)) => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 
     /// A ConfigMap; `None` if there is none.
@@ -323,6 +382,14 @@ fn passes(error: &KubeError) -> bool {
         KubeError::SerdeError(_) | KubeError::BuildRequest(_) => false,
         _ => true,
     }
+}
+
+/// An eviction is refused where a whole namespace is on its way out. Its pods are deleted in a moment, so it is only asked
+/// again, as kubectl does.
+fn in_a_namespace_that_ends(error: &KubeError) -> bool {
+    let KubeError::Api(status) = error else { return false };
+    let mut causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 403 && causes.any(|cause| cause.reason == NAMESPACE_TERMINATING)
 }
 
 /// What the API says, without the client's words around it.

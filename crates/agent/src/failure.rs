@@ -136,13 +136,19 @@ impl Failure {
         let mut text = self.to_string();
         let mut cause = self.source();
         while let Some(error) = cause {
-            let said = error.downcast_ref::<kube::Error>().map_or_else(|| error.to_string(), plainly);
+            let kube_error = as_kube_error(error);
+            let said = kube_error.map_or_else(|| error.to_string(), plainly);
             text = format!("{text}: {said}");
             // A kube error has said everything that is in it.
-            cause = if error.is::<kube::Error>() { None } else { error.source() };
+            cause = if kube_error.is_some() { None } else { error.source() };
         }
         text
     }
+}
+
+/// Errors carry it in a box, which is another type to whoever asks.
+fn as_kube_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a kube::Error> {
+    error.downcast_ref().or_else(|| error.downcast_ref::<Box<kube::Error>>().map(AsRef::as_ref))
 }
 
 fn problems(count: usize) -> String {

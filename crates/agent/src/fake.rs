@@ -45,6 +45,8 @@ pub struct Machine {
     pub host_driver: HostDriver,
     /// When this module is removed, a process takes hold of that one: removed, held.
     pub grabbed: Option<(String, String)>,
+    /// What somebody else unmounts in the moment before the agent does.
+    pub unmounted: Option<String>,
     /// Calls that fail, as they are written down.
     pub failing: BTreeSet<String>,
     /// Programs that modprobe can load: module, the driver's name on the bus.
@@ -61,7 +63,7 @@ impl Machine {
         machine
     }
 
-    /// A driver container comes up: modules, root directory, PID file, and the digest of its configuration.
+    /// A driver container loads its driver: modules, root directory, PID file, and the digest of its configuration.
     pub fn install(&mut self, digest: &str) {
         for (name, users) in [
             ("nvidia", &["nvidia_modeset", "nvidia_uvm"][..]),
@@ -119,6 +121,15 @@ impl Machine {
         if let Some((_, held)) = self.grabbed.take_if(|(removed, _)| removed == name) {
             self.open(666, "latecomer", "/dev/nvidia0", &[&held]);
         }
+        Ok(())
+    }
+
+    fn unmount(&mut self, mount_point: &str) -> io::Result<()> {
+        let last = self.mounts.iter().rposition(|mount| mount == mount_point);
+        let below = format!("{mount_point}/");
+        // What was mounted below it later is mounted on it.
+        let later = self.mounts.split_off(last.ok_or(io::ErrorKind::InvalidInput)?);
+        self.mounts.extend(later.into_iter().skip(1).filter(|mount| !mount.starts_with(&below)));
         Ok(())
     }
 
@@ -269,12 +280,10 @@ impl Host for FakeHost {
 
     async fn detach(&self, mount_point: &str) -> HostResult<()> {
         self.call(format!("unmount {mount_point}"), |machine| {
-            let last = machine.mounts.iter().rposition(|mount| mount == mount_point);
-            let below = format!("{mount_point}/");
-            // What was mounted below it later is mounted on it.
-            let later = machine.mounts.split_off(last.ok_or(io::ErrorKind::InvalidInput)?);
-            machine.mounts.extend(later.into_iter().skip(1).filter(|mount| !mount.starts_with(&below)));
-            Ok(())
+            if machine.unmounted.take_if(|unmounted| unmounted == mount_point).is_some() {
+                machine.unmount(mount_point)?;
+            }
+            machine.unmount(mount_point)
         })
         .await
     }

@@ -21,7 +21,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 pub async fn finish<H: Host>(agent: &Agent<'_, H>, limit: Option<Duration>) -> Result<(), Failure> {
     let Agent { host, cluster, stop, settings } = agent;
     let boot = journal::boot_id(*host).await?;
-    let node = cluster.node().await?;
+    let mut node = cluster.node().await?;
+    let operation = "drop the record of a cordon that was lifted";
+    cluster.change(&mut node, operation, node::without_stale_record).await?;
     let told = Audience { cluster, node: &node, reason: EVENT_REASON };
     let wait = Wait { what: "the new driver", every: LOOK_EVERY, limit };
     wait.until(stop, told, Finishing { agent, boot: &boot }).await?;
@@ -61,7 +63,8 @@ async fn give_back<H: Host>(agent: &Agent<'_, H>, node: &mut Node) -> Result<(),
     agent
         .cluster
         .change(node, "give the node back", |node| {
-            node::reboot_is_over(node::uncordon(node)).with_labels(labels::restore(&node.labels, custom))
+            node::reboot_is_over(node, node::uncordon(node))
+                .with_labels(labels::restore(&node.labels, custom))
         })
         .await?;
     if !node.is_cordoned_by_agent() {
@@ -80,9 +83,7 @@ async fn missing<H: Host>(agent: &Agent<'_, H>, boot: &str) -> Result<Option<Str
         (Left::Whole, _) if !agent.host.mounts().await?.contains(&paths.driver_root) => {
             Some(format!("its root directory {} is not mounted", paths.driver_root))
         }
-        (Left::Whole, _)
-            if !paths.driver_ready.is_empty() && !agent.host.exists(&paths.driver_ready).await? =>
-        {
+        (Left::Whole, _) if !agent.host.exists(&paths.driver_ready).await? => {
             Some(format!("{} is not there", paths.driver_ready))
         }
         (Left::Whole, _) => None,

@@ -5,17 +5,25 @@ use std::time::Duration;
 use crate::cluster::Cluster;
 use crate::failure::Failure;
 use crate::host::{Host, Ran};
+use crate::labels;
 use crate::node::{self, Node};
 use crate::settings::Paths;
+use crate::stop::Stop;
 
 /// Asks a driver for its version.
 const QUESTION: [&str; 3] = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"];
 /// Slow machines with eight GPUs take ten seconds; a driver that hangs takes for ever.
 const ANSWERS_WITHIN: Duration = Duration::from_mins(1);
 
-/// Asks whether the host has a driver; its version.
-pub async fn ask(host: &impl Host, paths: &Paths) -> Result<Option<String>, Failure> {
-    match host.run(&paths.host_root, &QUESTION, ANSWERS_WITHIN).await? {
+/// Asks whether the host has a driver; its version. Whoever is told to end does not wait for a driver that hangs: what an
+/// earlier start paused has to be put back before SIGKILL comes.
+pub async fn ask(host: &impl Host, stop: &Stop, paths: &Paths) -> Result<Option<String>, Failure> {
+    let ran = tokio::select! {
+        biased;
+        stopped = stop.told() => return Err(stopped.into()),
+        ran = host.run(&paths.host_root, &QUESTION, ANSWERS_WITHIN) => ran?,
+    };
+    match ran {
         Ran::Ended { code: Some(0), output } => {
             Ok(output.lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned))
         }
@@ -28,20 +36,20 @@ pub async fn ask(host: &impl Host, paths: &Paths) -> Result<Option<String>, Fail
 pub async fn settle(
     host: &impl Host,
     cluster: &Cluster,
+    stop: &Stop,
     node: &mut Node,
     paths: &Paths,
 ) -> Result<Option<String>, Failure> {
-    let version = ask(host, paths).await?;
-    match &version {
-        Some(version) => {
-            tracing::info!("the host has driver {version} installed");
-            cluster.change(node, "label the node as one with a host driver", node::has_host_driver).await?;
-        }
-        None => {
-            cluster
-                .change(node, "take back that the node has a host driver", node::has_no_host_driver)
-                .await?;
-        }
+    if let Some(version) = ask(host, stop, paths).await? {
+        tracing::info!("the host has driver {version} installed");
+        cluster.change(node, "label the node as one with a host driver", node::has_host_driver).await?;
+        return Ok(Some(version));
     }
-    Ok(version)
+    let operation = "take back that the node has a host driver";
+    cluster.change(node, operation, node::has_no_host_driver).await?;
+    if node.says_pre_installed() {
+        let label = labels::DRIVER;
+        tracing::info!("no driver was found on the host; {label}=pre-installed is somebody else's and stays");
+    }
+    Ok(None)
 }

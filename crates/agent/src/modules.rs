@@ -24,6 +24,12 @@ const OURS: [&str; 8] = [
     DRIVER,
 ];
 
+/// How the names of a driver's own device files begin, …
+const DEVICE_FILES: &str = "/dev/nvidia";
+/// … and of those that modules make in other places.
+const OTHER_DEVICE_FILES: [(&str, &str); 3] =
+    [("gdrdrv", "/dev/gdrdrv"), ("nvidia_drm", "/dev/dri/"), ("nvidia_peermem", "/dev/infiniband/")];
+
 /// Why the driver cannot be unloaded now. Nothing has been removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Busy {
@@ -37,6 +43,15 @@ pub struct Busy {
     pub processes: Vec<Holder>,
 }
 
+impl Busy {
+    /// How the names of the device files begin by which processes keep the driver: those of a module that nobody uses are
+    /// nobody's fault.
+    pub fn device_files(&self) -> Vec<&'static str> {
+        let others = OTHER_DEVICE_FILES.into_iter().filter(|(module, _)| self.used.contains_key(*module));
+        std::iter::once(DEVICE_FILES).chain(others.map(|(_, files)| files)).collect()
+    }
+}
+
 impl fmt::Display for Busy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
@@ -48,7 +63,8 @@ impl fmt::Display for Busy {
         parts.extend(self.moving.iter().map(|module| format!("module {module} is being loaded or removed")));
         parts.extend(self.processes.iter().map(ToString::to_string));
         if self.processes.is_empty() && !self.used.is_empty() {
-            parts.push("no process with an open /dev/nvidia* file can be seen from here".to_owned());
+            let files: Vec<String> = self.device_files().iter().map(|files| format!("{files}*")).collect();
+            parts.push(format!("no process with an open {} file can be seen from here", files.join(" or ")));
         }
         f.write_str(&parts.join("; "))
     }

@@ -71,6 +71,22 @@ impl Node {
         (record.boot == boot).then_some(record)
     }
 
+    /// Its label says that it has a driver of its own, …
+    pub fn says_pre_installed(&self) -> bool {
+        self.labels.get(crate::labels::DRIVER).is_some_and(|value| value == PRE_INSTALLED)
+    }
+
+    /// … and what it said before, if it is the agent that wrote it.
+    pub fn before_host_driver(&self) -> Option<BeforeHostDriver> {
+        serde_json::from_str(self.annotations.get(HOST_DRIVER_ANNOTATION)?).ok()
+    }
+
+    /// A person's own words about a reboot, which no program takes back: what is no record of the agents.
+    pub fn has_words_about_reboot(&self) -> bool {
+        let text = self.annotations.get(NEEDS_REBOOT_ANNOTATION);
+        text.is_some_and(|text| serde_json::from_str::<NeedsReboot>(text).is_err())
+    }
+
     /// What keeps the agent from giving the node back although the cordon is its own; `None`: nothing.
     pub fn kept_out_by(&self) -> Option<&'static str> {
         let quarantined =
@@ -81,6 +97,9 @@ impl Node {
             () if quarantined => Some("NVSentinel, which has quarantined it"),
             () if self.annotations.contains_key(VISIT_ANNOTATION) => {
                 Some("pitcrew's controller, which visits it")
+            }
+            () if self.has_words_about_reboot() => {
+                Some("a person's words in annotation pitcrew.dev/needs-reboot")
             }
             () => None,
         }
@@ -174,17 +193,25 @@ pub fn without_stale_record(node: &Node) -> Change {
     if stale { change.with_annotation(AGENT_CORDON_ANNOTATION, None) } else { change }
 }
 
-/// Takes back what was said about a reboot that is no longer needed.
-pub fn reboot_is_over(change: Change) -> Change {
+/// Takes back what the agent said about a reboot that is no longer needed.
+pub fn reboot_is_over(node: &Node, change: Change) -> Change {
+    if node.has_words_about_reboot() {
+        return change;
+    }
     change.with_annotation(NEEDS_REBOOT_ANNOTATION, None)
 }
 
-/// Says that only a reboot helps, and keeps the node out until then.
+/// Says that only a reboot helps, and keeps the node out until then. Where a person says so already their words stay: they
+/// hold the node longer than the agent's, which end with the boot.
 pub fn needs_reboot(node: &Node, boot: &str, why: &str, now: Timestamp) -> Change {
     // Said once: the time is that of the first finding.
     let since = node.needs_reboot(boot).and_then(|record| record.since).unwrap_or(now);
     let record = NeedsReboot { boot: boot.to_owned(), since: Some(since), why: why.to_owned() };
-    cordon(node, now).with_annotation(NEEDS_REBOOT_ANNOTATION, serde_json::to_string(&record).ok())
+    let change = cordon(node, now);
+    if node.has_words_about_reboot() {
+        return change;
+    }
+    change.with_annotation(NEEDS_REBOOT_ANNOTATION, serde_json::to_string(&record).ok())
 }
 
 /// The value that the documented programs know for nodes with a driver of their own.
@@ -192,26 +219,26 @@ const PRE_INSTALLED: &str = "pre-installed";
 
 /// Says that the node has a driver of its own, and remembers what was said before.
 pub fn has_host_driver(node: &Node) -> Change {
-    let before = node.labels.get(crate::labels::DRIVER).cloned();
-    if before.as_deref() == Some(PRE_INSTALLED) {
+    if node.says_pre_installed() {
         return Change::default();
     }
+    let before = node.labels.get(crate::labels::DRIVER).cloned();
     let record = serde_json::to_string(&BeforeHostDriver { before }).ok();
     Change::default()
         .with_label(crate::labels::DRIVER, Some(PRE_INSTALLED.to_owned()))
         .with_annotation(HOST_DRIVER_ANNOTATION, record)
 }
 
-/// The node has no driver of its own any more: the label goes back to what it was, or to what places a driver if nobody
-/// wrote that down.
+/// The node has no driver of its own any more: the label goes back to what it was. One that somebody else wrote is theirs.
 pub fn has_no_host_driver(node: &Node) -> Change {
-    if node.labels.get(crate::labels::DRIVER).is_none_or(|value| value != PRE_INSTALLED) {
-        return Change::default().with_annotation(HOST_DRIVER_ANNOTATION, None);
+    let change = Change::default().with_annotation(HOST_DRIVER_ANNOTATION, None);
+    if !node.says_pre_installed() {
+        return change;
     }
-    let record = node.annotations.get(HOST_DRIVER_ANNOTATION);
-    let record: Option<BeforeHostDriver> = record.and_then(|text| serde_json::from_str(text).ok());
-    let before = record.map_or(Some("true".to_owned()), |record| record.before);
-    Change::default().with_label(crate::labels::DRIVER, before).with_annotation(HOST_DRIVER_ANNOTATION, None)
+    match node.before_host_driver() {
+        Some(BeforeHostDriver { before }) => change.with_label(crate::labels::DRIVER, before),
+        None => Change::default(),
+    }
 }
 
 #[cfg(test)]

@@ -129,7 +129,8 @@ async fn driver_manager(host: &Linux, stop: &Stop, arguments: &DriverManager) ->
         DriverManagerCommand::PreflightCheck => preflight::check(&agent).await,
         DriverManagerCommand::DetectHostDriver => {
             let mut node: Node = agent.cluster.node().await?;
-            let found = host_driver::settle(host, &agent.cluster, &mut node, &agent.settings.paths).await?;
+            let paths = &agent.settings.paths;
+            let found = host_driver::settle(host, &agent.cluster, stop, &mut node, paths).await?;
             tracing::info!("host driver: {}", found.as_deref().unwrap_or("none"));
             Ok(())
         }

@@ -38,7 +38,7 @@ pub struct Options {
     pub overlay: Overlay,
     /// How long to wait; `None`: for ever.
     pub deadline: Option<Duration>,
-    /// The UID of the pod that asks, if it is known.
+    /// The UID of the pod that asks; if nobody says it, it is looked for on the machine.
     pub pod: Option<String>,
 }
 
@@ -54,8 +54,11 @@ pub async fn safe_load<H: Host>(
 ) -> Result<(), Failure> {
     // A request of an earlier start has to be found again, even by one that is told to end at once.
     let config = read_config(&cluster.undisturbed(), options).await?;
-    let request =
-        Request { pod: options.pod.clone(), boot: journal::boot_id(host).await?, since: cluster.now() };
+    let pod = match &options.pod {
+        Some(uid) => Some(uid.clone()),
+        None => request::own_pod(host).await?,
+    };
+    let request = Request { pod, boot: journal::boot_id(host).await?, since: cluster.now() };
     let result = ask(host, cluster, stop, options, &config, &request).await;
     if let Some(annotation) = config.annotation.as_deref().filter(|_| result.is_err() || !config.enabled) {
         clean_up(&cluster.undisturbed(), annotation, &request, result.as_ref().err()).await;

@@ -19,7 +19,7 @@ use crate::host::Host;
 use crate::journal::Stage;
 use crate::labels::{self, Batch};
 use crate::leaving::{leave, no_claim_holders};
-use crate::node::{self, Change, Node};
+use crate::node::{self, Node};
 use crate::pods::Leave;
 use crate::settings::{EVENT_REASON, Settings, Uncordon};
 use crate::stop::Stop;
@@ -47,20 +47,32 @@ pub struct Agent<'a, H> {
 
 /// Makes the node ready for another driver.
 pub async fn uninstall<H: Host>(agent: &Agent<'_, H>) -> Result<(), Failure> {
-    let node = agent.cluster.node().await?;
-    let boot = journal::boot_id(agent.host).await?;
-    let (left, unloaded) = unload::found(agent.host, &agent.settings.paths, &boot).await?;
-    let succeeded = unloaded && node.is_cordoned_by_agent() && node.unschedulable;
-    if unloaded && !succeeded {
-        // The node was given back since: the next cordon is about another attempt, for the starts after this one too.
-        agent.host.remove(&agent.settings.paths.journal).await?;
-    }
-    let mut run = Run { agent, node, boot, left, succeeded, drained: false };
+    // What an earlier start paused has to be found again, even by one that is told to end at once.
+    let node = agent.cluster.undisturbed().node().await?;
+    let mut run = match Run::begin(agent, node.clone()).await {
+        Ok(run) => run,
+        Err(failure) => {
+            // Nobody knows what there is of the driver: operands that an earlier start paused must not come back to half of it.
+            agent.say_failure(&node, &failure).await;
+            return Err(failure);
+        }
+    };
     let result = run.work().await;
     if let Err(failure) = &result {
         run.put_back(failure).await;
+        agent.say_failure(&run.node, failure).await;
     }
     result
+}
+
+impl<H: Host> Agent<'_, H> {
+    /// Says on the node why the work was not done. That the agent was told to end is nobody's trouble.
+    async fn say_failure(&self, node: &Node, failure: &Failure) {
+        if !matches!(failure, Failure::Stopped(_)) {
+            let message = format!("The driver manager failed: {}", failure.sentence());
+            self.cluster.say(node, EVENT_REASON, true, &message).await;
+        }
+    }
 }
 
 /// One attempt.
@@ -77,10 +89,23 @@ struct Run<'a, 'b, H> {
     drained: bool,
 }
 
-impl<H: Host> Run<'_, '_, H> {
+impl<'a, 'b, H: Host> Run<'a, 'b, H> {
+    /// Finds out how far the start before this one was.
+    async fn begin(agent: &'a Agent<'b, H>, node: Node) -> Result<Self, Failure> {
+        let boot = journal::boot_id(agent.host).await?;
+        let (left, unloaded) = unload::found(agent.host, &agent.settings.paths, &boot).await?;
+        let succeeded = unloaded && node.is_cordoned_by_agent() && node.unschedulable;
+        if unloaded && !succeeded {
+            // The node was given back since: the next cordon is about another attempt, for the starts after this one too.
+            agent.host.remove(&agent.settings.paths.journal).await?;
+        }
+        Ok(Self { agent, node, boot, left, succeeded, drained: false })
+    }
+
     async fn work(&mut self) -> Result<(), Failure> {
         let Agent { host, cluster, stop, settings } = self.agent;
-        if let Some(version) = host_driver::settle(*host, cluster, &mut self.node, &settings.paths).await? {
+        let found = host_driver::settle(*host, cluster, stop, &mut self.node, &settings.paths).await?;
+        if let Some(version) = found {
             stop.sleep(TAKEN_OFF_WITHIN).await?;
             return Err(Failure::HostDriver { version });
         }
@@ -220,8 +245,8 @@ impl<H: Host> Run<'_, '_, H> {
         let early = settings.uncordon == Uncordon::Early;
         cluster
             .change(&mut self.node, "put the operands back", |node| {
-                let given_back = if early { node::uncordon(node) } else { Change::default() };
-                node::reboot_is_over(given_back).with_labels(labels::restore(&node.labels, custom))
+                let given_back = if early { node::uncordon(node) } else { node::without_stale_record(node) };
+                node::reboot_is_over(node, given_back).with_labels(labels::restore(&node.labels, custom))
             })
             .await?;
         if self.node.is_cordoned_by_agent() {
@@ -249,8 +274,12 @@ impl<H: Host> Run<'_, '_, H> {
             let operands = labels::restore(&node.labels, custom);
             match left {
                 Left::Half => node::needs_reboot(node, &boot, &sentence, now),
-                Left::Whole if !succeeded => node::reboot_is_over(node::uncordon(node)).with_labels(operands),
-                Left::Whole | Left::Nothing => node::reboot_is_over(Change::default()).with_labels(operands),
+                Left::Whole if !succeeded => {
+                    node::reboot_is_over(node, node::uncordon(node)).with_labels(operands)
+                }
+                Left::Whole | Left::Nothing => {
+                    node::reboot_is_over(node, node::without_stale_record(node)).with_labels(operands)
+                }
             }
         };
         let put_back = async {
@@ -263,10 +292,6 @@ impl<H: Host> Run<'_, '_, H> {
             Ok(Ok(node)) => self.node = node,
             Ok(Err(error)) => tracing::error!("could not put back what was paused: {}", error.sentence()),
             Err(_) => tracing::error!("could not put back what was paused in time; the next run does"),
-        }
-        if !matches!(failure, Failure::Stopped(_)) {
-            let message = format!("The driver manager failed: {sentence}");
-            cluster.say(&self.node, EVENT_REASON, true, &message).await;
         }
     }
 }

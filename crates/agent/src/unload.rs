@@ -8,8 +8,6 @@ use crate::journal::{self, Stage};
 use crate::modules::{self, unload_order};
 use crate::settings::Paths;
 
-/// The driver's device files.
-const DEVICE_FILES: &str = "/dev/nvidia";
 /// A module that somebody took hold of after it was looked at is tried so often, …
 const TRIES_MAX: u32 = 10;
 /// … with such pauses: short-lived programs come and go.
@@ -82,7 +80,9 @@ pub async fn look(host: &impl Host) -> Result<Vec<String>, Failure> {
     match unload_order(&loaded) {
         Ok(order) => Ok(order),
         Err(mut busy) => {
-            busy.processes = host.holders(DEVICE_FILES).await.unwrap_or_default();
+            for files in busy.device_files() {
+                busy.processes.extend(host.holders(files).await.unwrap_or_default());
+            }
             Err(busy.into())
         }
     }
@@ -116,13 +116,20 @@ pub async fn detach_all(host: &impl Host, directory: &str) -> Result<(), Failure
         let mounts = host.mounts().await?;
         let ours = mounts.iter().filter(|mount| *mount == directory || mount.starts_with(&below));
         let Some(top) = ours.min_by_key(|mount| mount.len()) else { return Ok(()) };
-        host.detach(top).await?;
+        if let Err(error) = host.detach(top).await {
+            // Whoever unmounted it in the same moment has done the work.
+            if host.mounts().await?.contains(top) {
+                return Err(error.into());
+            }
+        }
     }
     Err(Failure::Remounted { path: directory.to_owned(), rounds: LAYERS_MAX })
 }
 
-/// Removes the driver container's root directory and its PID file.
+/// Removes what the driver container left: its root directory, its PID file, and its word that it is up, which it takes back
+/// itself only if it ends in order. With that word left behind the next driver would look as if it were up.
 pub async fn clear_root(host: &impl Host, paths: &Paths) -> Result<(), Failure> {
+    host.remove(&paths.driver_ready).await?;
     detach_all(host, &paths.driver_root).await?;
     host.remove(&paths.pid_file).await?;
     Ok(())

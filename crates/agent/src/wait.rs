@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::cluster::Cluster;
 use crate::failure::Failure;
-use crate::node::Node;
+use crate::node::{self, Node};
 use crate::stop::Stop;
 
 /// A wait that takes longer is told of in an Event.
@@ -49,8 +49,27 @@ pub(crate) struct Audience<'a> {
     pub(crate) reason: &'a str,
 }
 
+impl Audience<'_> {
+    /// Drops the record of the agent's cordon if a person has lifted that: with it, the next cordon, whoever sets it, would
+    /// look like the agent's own. What fails here is tried again with the next look.
+    async fn forget_lifted_cordon(self) {
+        if !self.node.is_cordoned_by_agent() {
+            return;
+        }
+        let dropped = async {
+            let mut node = self.cluster.node().await?;
+            let operation = "drop the record of a cordon that was lifted";
+            self.cluster.change(&mut node, operation, node::without_stale_record).await
+        };
+        if let Err(error) = dropped.await {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
 impl Wait<'_> {
-    /// Looks until nothing is missing, the limit has passed or the agent is told to end.
+    /// Looks until nothing is missing, the limit has passed or the agent is told to end. From the second look on it is also
+    /// seen whether somebody has lifted the agent's cordon meanwhile.
     pub(crate) async fn until(
         self,
         stop: &Stop,
@@ -63,6 +82,9 @@ impl Wait<'_> {
         loop {
             stop.check()?;
             let Look::Missing(missing) = look.look().await? else { return Ok(()) };
+            if !last.is_empty() {
+                told.forget_lifted_cordon().await;
+            }
             if missing != last {
                 tracing::info!("waiting for {what}: {missing}");
                 last.clone_from(&missing);

@@ -144,6 +144,52 @@ async fn a_stale_request_is_replaced_and_another_pods_is_not_taken_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pod_that_nobody_told_its_uid_does_not_take_back_what_the_next_one_asks() {
+    let options = Options { pod: None, ..options() };
+    let mounted = |uid: &str| {
+        format!("95 90 8:1 /var/lib/kubelet/pods/{uid}/etc-hosts /etc/hosts rw - ext4 /dev/sda1 rw")
+    };
+    // With the kubelet's mounts, and where even those say nothing.
+    for mounts in [Some(["pod-1", "pod-2"]), None] {
+        let stage = stage(enabled(), Machine::default()).await;
+        let becomes = |pod: usize| {
+            let text = mounts.map(|uids| mounted(uids[pod])).unwrap_or_default();
+            stage.host.change(|machine| machine.file("/proc/self/mountinfo", &text));
+        };
+        becomes(0);
+        let (stopper, stop) = Stopper::new();
+        let next = async {
+            tokio::time::sleep(Duration::from_mins(1)).await;
+            becomes(1);
+            let asking = ask_and_release(&stage, &options);
+            let ending = async {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                let asked = request(&stage).await;
+                stopper.stop();
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                assert!(asked.is_some() && request(&stage).await == asked, "the old pod took it back");
+            };
+            tokio::join!(asking, ending).0.unwrap();
+        };
+        let (old, ()) = tokio::join!(ask(&stage, &options, stop), next);
+        assert_eq!(old.unwrap_err().exit_code(), TERMINATED);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_nobody_told_its_uid_takes_back_what_an_earlier_start_asked() {
+    let stage = stage(enabled(), Machine::default()).await;
+    let mounts = "96 90 8:2 /pods/pod-1/containers/c/1a2b /dev/termination-log rw - xfs /dev/sdb rw";
+    stage.host.change(|machine| machine.file("/proc/self/mountinfo", mounts));
+    stage.annotate(KEY, Some(r#"{"pod":"pod-1","boot":"boot-1","since":"2026-01-01T00:00:00Z"}"#)).await;
+    let (stopper, stop) = Stopper::new();
+    stopper.stop();
+    let options = Options { pod: None, ..options() };
+    assert_eq!(ask(&stage, &options, stop).await.unwrap_err().exit_code(), TERMINATED);
+    assert_eq!(request(&stage).await, None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn its_own_request_is_not_written_twice() {
     let stage = stage(enabled(), Machine::default()).await;
     let own = r#"{"pod":"pod-1","boot":"boot-1","since":"2026-01-01T00:00:00Z"}"#;

@@ -9,7 +9,7 @@ mod stage;
 use std::time::Duration;
 
 use kube::ResourceExt as _;
-use pitcrew_agent::fake::{Death, Machine};
+use pitcrew_agent::fake::{Death, HostDriver, Machine};
 use pitcrew_agent::host::PciDevice;
 use pitcrew_agent::labels::PAUSED;
 use serde_json::json;
@@ -18,7 +18,7 @@ use stage::{Kill, NAMESPACE, Stage, early, operand};
 /// In a story that is disturbed twice every so manyth point is the second one: all pairs would be thousands.
 const STRIDE: usize = 7;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Story {
     Replaced,
     ReplacedEarly,
@@ -30,9 +30,15 @@ enum Story {
     Half,
     WithPlugin,
     GivenBack,
+    Drained,
+    CustomLabel,
+    HostDriver,
+    HostDriverGone,
 }
 
 const DRA: &str = "nvidia.com/gpu.deploy.dra-driver";
+const CUSTOM: &str = "example.com/plugin";
+const DRIVER: &str = "nvidia.com/gpu.deploy.driver";
 
 impl Story {
     async fn stage(self) -> Stage {
@@ -83,13 +89,33 @@ impl Story {
                 stage.host.change(|machine| machine.open(7, "python3", "/dev/nvidia0", &["nvidia"]));
                 "newer".clone_into(&mut stage.settings.digest);
             }
+            Story::Drained => {
+                // Nobody sees whose process it is, and it ends with none of the pods: everybody is taken off for it.
+                stage.settings.drain = true;
+                stage.host.change(|machine| machine.open(7, "monitor", "/dev/nvidia0", &["nvidia"]));
+                stage.pod("research", "monitor", json!({}), json!({"ownedBy": "ReplicaSet"})).await;
+                stage.pod("kube-system", "network", json!({}), json!({"ownedBy": "DaemonSet"})).await;
+            }
+            Story::CustomLabel => {
+                stage.settings.custom_label = Some(CUSTOM.to_owned());
+                stage.label(CUSTOM, Some("here")).await;
+                let spec = json!({"ownedBy": "DaemonSet", "nodeSelector": {CUSTOM: "here"}});
+                stage.pod("other", "plugin", json!({}), spec).await;
+            }
+            Story::HostDriver => {
+                stage.host.change(|machine| machine.host_driver = HostDriver::Version("535.1".to_owned()));
+            }
+            Story::HostDriverGone => {
+                stage.label(DRIVER, Some("pre-installed")).await;
+                stage.annotate("pitcrew.dev/host-driver", Some("{\"before\":\"true\"}")).await;
+            }
         }
         stage.forget();
         stage
     }
 
     fn succeeds(self) -> bool {
-        !matches!(self, Story::Busy | Story::Half | Story::GivenBack)
+        !matches!(self, Story::Busy | Story::Half | Story::GivenBack | Story::Drained | Story::HostDriver)
     }
 }
 
@@ -145,6 +171,13 @@ async fn judge(stage: &Stage, story: Story) {
         let value = node.labels().get(label).map(String::as_str);
         assert!(matches!(value, Some("true" | "paused-for-driver-upgrade")), "{story:?}: {label}={value:?}");
     }
+    if story == Story::CustomLabel {
+        let value = node.labels()[CUSTOM].as_str();
+        assert!(matches!(value, "here" | "here_paused-for-driver-upgrade"), "{CUSTOM}={value}");
+    }
+    // Nobody forgets what the driver's label said before.
+    let before = node.annotations().contains_key("pitcrew.dev/host-driver");
+    assert_eq!(node.labels()[DRIVER], if before { "pre-installed" } else { "true" }, "{story:?}");
 }
 
 fn run(story: Story, kills: &[Kill]) -> (String, usize, usize) {
@@ -236,6 +269,28 @@ fn killed_anywhere_with_a_dra_plugin() {
 #[test]
 fn killed_anywhere_after_a_person_gave_the_node_back() {
     sweep(Story::GivenBack);
+}
+
+#[test]
+fn killed_anywhere_while_the_node_is_drained() {
+    let end = run(Story::Drained, &[]).0;
+    assert!(!end.contains("research/") && end.contains("kube-system/network"), "{end}");
+    sweep(Story::Drained);
+}
+
+#[test]
+fn killed_anywhere_with_a_plugin_of_another_installation() {
+    sweep(Story::CustomLabel);
+}
+
+#[test]
+fn killed_anywhere_on_a_node_with_a_driver_of_its_own() {
+    sweep(Story::HostDriver);
+}
+
+#[test]
+fn killed_anywhere_after_the_hosts_driver_was_removed() {
+    sweep(Story::HostDriverGone);
 }
 
 #[test]

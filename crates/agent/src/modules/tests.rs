@@ -67,6 +67,23 @@ fn one_busy_module_keeps_all() {
 }
 
 #[test]
+fn device_files_are_those_of_the_driver_and_of_the_modules_that_are_used() {
+    let busy = |list: Loaded<'_>| unload_order(&modules(list)).unwrap_err().device_files();
+    let with = |drm, gdr| {
+        busy(&[("nvidia", 4, &["nvidia_drm", "gdrdrv"]), ("nvidia_drm", drm, &[]), ("gdrdrv", gdr, &[])])
+    };
+    assert_eq!(with(0, 0), ["/dev/nvidia"]);
+    assert_eq!(with(1, 0), ["/dev/nvidia", "/dev/dri/"]);
+    assert_eq!(with(0, 2), ["/dev/nvidia", "/dev/gdrdrv"]);
+    let text = order(&[("nvidia", 1, &["nvidia_peermem"]), ("nvidia_peermem", 1, &[])]);
+    assert_eq!(
+        text,
+        "busy: module nvidia_peermem has 1 reference that no module explains; \
+         no process with an open /dev/nvidia* or /dev/infiniband/* file can be seen from here"
+    );
+}
+
+#[test]
 fn a_module_of_others_is_named_and_not_removed() {
     let text = order(&[("nvidia", 1, &["acme_rdma"]), ("acme_rdma", 0, &[])]);
     assert_eq!(text, "busy: module acme_rdma uses nvidia");

@@ -90,6 +90,37 @@ fn there_is_a_way_back_from_pre_installed() {
 }
 
 #[test]
+fn a_pre_installed_that_somebody_else_wrote_stays_theirs() {
+    let mut node = Node::default();
+    node.labels.insert(crate::labels::DRIVER.to_owned(), "pre-installed".to_owned());
+    assert_eq!(has_host_driver(&node).on(&node), None, "it says so already");
+    assert_eq!(has_no_host_driver(&node).on(&node), None);
+    // What was written down about a label that has changed since says nothing any more.
+    node.labels.clear();
+    node.annotations.insert(HOST_DRIVER_ANNOTATION.to_owned(), "{\"before\":\"true\"}".to_owned());
+    apply(&mut node, has_no_host_driver);
+    assert_eq!(node, Node::default());
+}
+
+#[test]
+fn a_persons_words_about_a_reboot_are_neither_taken_back_nor_written_over() {
+    let mut node = Node::default();
+    node.annotations.insert(NEEDS_REBOOT_ANNOTATION.to_owned(), "firmware was flashed".to_owned());
+    let words = node.clone();
+    assert_eq!(reboot_is_over(&node, Change::default()).on(&node), None);
+    apply(&mut node, |node| needs_reboot(node, "boot", "half of the driver is gone", NOW));
+    assert_eq!(node.annotations[NEEDS_REBOOT_ANNOTATION], "firmware was flashed");
+    assert!(node.is_cordoned_by_agent());
+    assert_eq!(uncordon(&node).on(&node), None, "the words hold the node");
+    node.annotations.remove(NEEDS_REBOOT_ANNOTATION);
+    apply(&mut node, |node| needs_reboot(node, "boot", "half of the driver is gone", NOW));
+    assert!(node.needs_reboot("boot").is_some(), "the next start says it");
+    apply(&mut node, |node| reboot_is_over(node, uncordon(node)));
+    node.annotations.insert(NEEDS_REBOOT_ANNOTATION.to_owned(), "firmware was flashed".to_owned());
+    assert_eq!(node, words);
+}
+
+#[test]
 fn a_reboot_that_was_needed_in_another_boot_is_over() {
     let mut node = Node::default();
     apply(&mut node, |node| needs_reboot(node, "first", "half of the driver is gone", NOW));

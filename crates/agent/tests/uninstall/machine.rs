@@ -34,6 +34,24 @@ async fn a_busy_module_leaves_everything_as_it_was_and_its_holder_is_named() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn whoever_keeps_a_module_by_device_files_in_other_places_is_named_too() {
+    for (module, command, file) in [
+        ("gdrdrv", "gdrcopy_sanity", "/dev/gdrdrv"),
+        ("nvidia_drm", "Xorg", "/dev/dri/card1"),
+        ("nvidia_peermem", "ib_write_bw", "/dev/infiniband/uverbs0"),
+        ("nvidia_fs", "gdsio", "/dev/nvidia-fs0"),
+    ] {
+        let stage = Stage::new(with_driver()).await;
+        stage.host.change(|machine| {
+            machine.load(module, Some("nvidia"));
+            machine.open(7, command, file, &[module]);
+        });
+        let text = stage.uninstall().await.unwrap_err().sentence();
+        assert!(text.contains(&format!("process 7 ({command}) has {file} open")), "{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn gdrdrv_pins_the_module_and_goes_first() {
     let stage = Stage::new(with_driver()).await;
     stage.host.change(|machine| machine.load("gdrdrv", Some("nvidia")));
@@ -100,6 +118,14 @@ async fn stacked_mounts_are_all_detached() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_somebody_else_unmounts_in_the_same_moment_is_unmounted() {
+    let stage = Stage::new(with_driver()).await;
+    stage.host.change(|machine| machine.unmounted = Some("/run/nvidia/driver".to_owned()));
+    stage.uninstall().await.unwrap();
+    assert_eq!(stage.host.machine().mounts, ["/", "/run"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_root_directory_with_hundreds_of_mounts_below_it_is_detached_at_once() {
     let stage = Stage::new(with_driver()).await;
     stage.host.change(|machine| {
@@ -117,7 +143,12 @@ async fn a_root_directory_with_hundreds_of_mounts_below_it_is_detached_at_once()
 
 #[tokio::test(start_paused = true)]
 async fn what_was_paused_comes_back_if_the_root_directory_cannot_be_cleared() {
-    let clearing = ["read mounts", "unmount /run/nvidia/driver", "remove /run/nvidia/nvidia-driver.pid"];
+    let clearing = [
+        "remove /run/nvidia/validations/.driver-ctr-ready",
+        "read mounts",
+        "unmount /run/nvidia/driver",
+        "remove /run/nvidia/nvidia-driver.pid",
+    ];
     // The driver is replaced, or it stays; its root directory is made anew in both cases.
     for (call, wanted) in clearing.into_iter().flat_map(|call| [(call, "new"), (call, "old")]) {
         let mut stage = Stage::new(with_driver()).await;
@@ -134,6 +165,21 @@ async fn what_was_paused_comes_back_if_the_root_directory_cannot_be_cleared() {
         stage.uninstall().await.unwrap();
         assert_eq!(stage.host.machine().mounts, ["/", "/run"]);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_word_of_the_last_driver_container_does_not_pass_for_the_next_ones() {
+    // The last one was killed and could not take back that it was up.
+    let mut machine = with_driver();
+    machine.file("/run/nvidia/validations/.driver-ctr-ready", "");
+    let stage = Stage::new(machine).await;
+    stage.uninstall().await.unwrap();
+    stage.host.change(|machine| machine.install("new"));
+    let failure = stage.finish(Duration::from_mins(1)).await.unwrap_err();
+    assert!(failure.sentence().contains(".driver-ctr-ready is not there"), "{}", failure.sentence());
+    assert!(stage.is_cordoned().await, "it is not up yet");
+    stage.load_new_driver();
+    stage.finish(Duration::from_mins(1)).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

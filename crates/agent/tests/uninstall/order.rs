@@ -1,12 +1,16 @@
 //! What happens, in which order, and what is asked of the API.
 
-use kube::ResourceExt as _;
+use kube::{Client, ResourceExt as _};
+use pitcrew_agent::clock::Clock;
+use pitcrew_agent::cluster::Cluster;
 use pitcrew_agent::failure::TIMED_OUT;
 use pitcrew_agent::fake::{HostDriver, Machine};
+use pitcrew_agent::stop::Stop;
+use pitcrew_agent::uninstall::Agent;
 use pitcrew_sim::api::Fault;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::stage::{NAMESPACE, Stage, gpu_pod};
+use crate::stage::{NAMESPACE, NODE, Stage, gpu_pod};
 use crate::{OURS, wants, with_driver};
 
 /// What the documented program asks, without sixteen more reads of the node, and with the uncordon left to `finish`.
@@ -159,9 +163,49 @@ async fn the_check_before_the_work_names_everything_and_changes_nothing() {
         pitcrew_agent::preflight::check(&stage.agent(pitcrew_agent::stop::Stop::never())).await.unwrap_err();
     let text = failure.sentence();
     for words in
-        ["5 problems found", "gpu.deploy.dcgm", "CAP_SYS_MODULE", "CAP_SYS_ADMIN", "driver 535.1 installed"]
+        ["6 problems found", "gpu.deploy.dcgm", "CAP_SYS_MODULE", "CAP_SYS_PTRACE", "driver 535.1 installed"]
     {
         assert!(text.contains(words), "{text}");
     }
     assert_eq!((stage.node().await, stage.host.machine()), (node, machine));
+}
+
+/// An API that refuses to say yes to some questions about permissions.
+fn forbidding(client: Client, verb_and_resource: &'static [(&'static str, &'static str)]) -> Client {
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let client = client.clone();
+        async move {
+            if !request.uri().path().ends_with("/selfsubjectaccessreviews") {
+                return client.send(request).await;
+            }
+            let body = request.into_body().collect_bytes().await.unwrap();
+            let mut review: Value = serde_json::from_slice(&body).unwrap();
+            let asked = review["spec"]["resourceAttributes"].clone();
+            let refused = verb_and_resource
+                .iter()
+                .any(|(verb, what)| asked["verb"] == *verb && asked["resource"] == *what);
+            review["status"] = json!({"allowed": !refused});
+            let body = kube::client::Body::from(review.to_string().into_bytes());
+            Ok(http::Response::builder().status(201).body(body).unwrap())
+        }
+    });
+    Client::new(service, "default")
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_check_before_the_work_asks_what_the_api_allows() {
+    let stage = Stage::new(with_driver()).await;
+    let clock = Clock::starting_at(stage.api.now());
+    let check = async |refused: &'static [(&'static str, &'static str)]| {
+        let client = forbidding(stage.api.client_as("agent"), refused);
+        let cluster = Cluster::new(client, NODE, clock, Stop::never());
+        pitcrew_agent::preflight::check(&Agent { cluster, ..stage.agent(Stop::never()) }).await
+    };
+    check(&[]).await.unwrap();
+    let text = check(&[("create", "pods"), ("create", "events")]).await.unwrap_err().sentence();
+    assert_eq!(
+        text,
+        "2 problems found: the service account may not create pods/eviction; the service account may not create events in \
+         namespace default"
+    );
 }

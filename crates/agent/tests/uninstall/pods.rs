@@ -1,5 +1,7 @@
 //! Who leaves the node, who may not, and who gives claims back.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -99,6 +101,46 @@ async fn users_by_claim_are_evicted_compute_domains_included() {
     let left = |name: &str| pods.contains(&format!("research/{name}"));
     assert!(!left("a") && !left("b"), "{pods:?}");
     assert!(left("c") && left("d"), "{pods:?}");
+}
+
+/// A cluster in which the pods' namespace is being deleted: the first evictions are refused.
+fn ending(client: Client, asked: Arc<AtomicUsize>) -> Client {
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let (client, asked) = (client.clone(), asked.clone());
+        async move {
+            if !request.uri().path().ends_with("/eviction") || asked.fetch_add(1, Ordering::Relaxed) >= 2 {
+                return client.send(request).await;
+            }
+            let cause = json!({"reason": "NamespaceTerminating", "message": "namespace research is being terminated"});
+            let status = json!({
+                "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "reason": "Forbidden",
+                "message": "unable to create new content in namespace research because it is being terminated",
+                "details": {"name": "train", "kind": "pods", "causes": [cause]},
+            });
+            let body = kube::client::Body::from(status.to_string().into_bytes());
+            let mut response = http::Response::new(body);
+            *response.status_mut() = http::StatusCode::FORBIDDEN;
+            Ok(response)
+        }
+    });
+    Client::new(service, "default")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_whose_namespace_ends_is_asked_again_and_any_other_refusal_counts_at_once() {
+    let stage = Stage::new(with_driver()).await;
+    let (clock, asked) = (Clock::starting_at(stage.api.now()), Arc::new(AtomicUsize::new(0)));
+    let client = ending(stage.api.client_as("agent"), asked.clone());
+    let cluster = Cluster::new(client, NODE, clock, Stop::never());
+    uninstall(&Agent { cluster, ..stage.agent(Stop::never()) }).await.unwrap();
+    assert_eq!(asked.load(Ordering::Relaxed), 3);
+    let stage = Stage::new(with_driver()).await;
+    stage
+        .api
+        .on_request(|request| (request.resource == "pods/eviction").then_some(Fault::Denied("you may not")));
+    let text = stage.uninstall().await.unwrap_err().sentence();
+    assert!(text.contains("evict pod research/train: you may not"), "{text}");
+    assert_eq!(stage.api.counts().of("create", "pods/eviction"), 1);
 }
 
 /// A cluster that serves resource claims as `v1beta1` only, as Kubernetes did before 1.34.
