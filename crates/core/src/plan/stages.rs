@@ -387,7 +387,7 @@ impl Count {
 }
 
 /// The stage of each member: the first that takes it. Where stages are counted out, those come first that the rollout has
-/// taken already: a node that joins must not take the place of one that is watched at work.
+/// begun with: a node that joins must not take the place of one that is watched at work.
 fn assign(view: &View<'_>, stages: &[Stage], members: &[Member<'_>]) -> Vec<usize> {
     if stages.is_empty() {
         return Vec::new();
@@ -410,16 +410,16 @@ fn assign(view: &View<'_>, stages: &[Stage], members: &[Member<'_>]) -> Vec<usiz
     };
     let last = stages.len() - 1;
     let mut of = vec![last; members.len()];
-    let (taken, others): (Vec<_>, Vec<_>) =
-        members.iter().enumerate().partition(|(_, member)| is_taken(view, member));
-    for (place, member) in taken.into_iter().chain(others) {
+    let (begun, others): (Vec<_>, Vec<_>) =
+        members.iter().enumerate().partition(|(_, member)| is_begun(view, member));
+    for (place, member) in begun.into_iter().chain(others) {
         of[place] = (0..last).find(|index| takes(member, *index)).unwrap_or(last);
     }
     of
 }
 
 /// The rollout has begun with it, or has been through with it, and not because it came early.
-fn is_taken(view: &View<'_>, member: &Member<'_>) -> bool {
+fn is_begun(view: &View<'_>, member: &Member<'_>) -> bool {
     match member.standing {
         Standing::Visit(visit, _) => !visit.early && visit.rollout == view.rollout,
         _ => view.last_visit(member).is_some_and(|last| !last.early),
