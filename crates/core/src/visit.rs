@@ -235,9 +235,7 @@ impl Cause {
             | Cause::NotValidated { found, .. } => found,
         }
     }
-}
 
-impl Cause {
     /// It says nothing about the new driver: that never came to run, or nobody could judge it. A version that was never tried is
     /// not a bad one.
     pub fn is_blameless(&self) -> bool {

@@ -284,12 +284,13 @@ fn a_watch_that_is_cut_does_not_pretend_to_have_told_everything() {
 
 /// What the checkers did not know: a failed node that is mended is proven whatever was aborted (11090, 13924, 14913, 25947), and without a slot (15449); a node under
 /// our cordon stays out if its version comes to nobody (11308, 29193); clients go after a driver that came back late (12925); NVSentinel
-/// takes its time (12990). And one that the controller did not: a pod that came during a bake, by clocks that differ (5729).
+/// takes its time (12990); a stage is held up by a failed node that says nothing of the version (13683). And one that the controller did not: a pod that came during a bake, by clocks that differ (5729).
 #[test]
 fn mended_nodes_are_proven_and_ends_are_ends() {
-    for seed in
-        [5729, 11090, 11308, 12925, 12990, 13924, 14913, 15449, 19119, 19779, 20014, 25754, 25947, 29193]
-    {
+    for seed in [
+        5729, 11090, 11308, 12925, 12990, 13683, 13924, 14913, 15449, 19119, 19779, 20014, 25754, 25947,
+        29193,
+    ] {
         keeps_its_promises(seed, &Wish::default());
     }
 }

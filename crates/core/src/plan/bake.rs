@@ -10,7 +10,6 @@ use super::patch::base_patch;
 use super::pool::View;
 use super::proofs::{Asked, Rounds};
 use super::queries::{self, Heard};
-use super::removal::wants_device;
 use super::walk::Decision;
 use crate::action::{Action, Changes};
 use crate::api::{BakeStatus, StagePhase, stamp};
@@ -25,6 +24,10 @@ use crate::visit::DriverPod;
 const LOOK_EVERY_MAX: SignedDuration = SignedDuration::from_mins(10);
 /// A short bake is looked at so many times.
 const LOOKS_MIN: i64 = 20;
+
+/// Everything can be judged again.
+const FOR_A_MOMENT: &str =
+    "not all of its nodes could be judged for a moment; the time until the next look does not count";
 
 /// What a look brought.
 pub(super) enum Look {
@@ -89,23 +92,24 @@ pub(super) fn look(
             return Look::Spoiled(status, what);
         }
     }
-    let unjudged = nodes.iter().find_map(|member| unjudged(member)).or(gates.unjudged);
-    let unjudged = unjudged.or_else(|| queries::unjudged(&status.queries));
-    // Written down at once: what was not to be judged for a moment between two looks is over by the next one.
-    status.unjudged |= unjudged.is_some();
+    let unseen = nodes.iter().find_map(|member| unjudged(member)).or(gates.unjudged);
+    // What was not to be judged for a moment between two looks is over by the next one, so it is written down.
+    status.unjudged |= unseen.is_some();
+    let unjudged = unseen.clone().or_else(|| queries::unjudged(&status.queries));
     if looks {
         // One that jumped ahead counts as one look.
-        let counted = if status.unjudged { 0 } else { passed.clamp(0, 2 * every(bake)) };
-        status.unjudged = unjudged.is_some();
-        let started = nodes.iter().flat_map(|member| starts(view, member, before.looked_at.0));
-        status.job_starts =
-            before.job_starts.saturating_add(u32::try_from(started.count()).unwrap_or(u32::MAX));
+        let counts = !status.unjudged && unjudged.is_none();
+        let counted = if counts { passed.clamp(0, 2 * every(bake)) } else { 0 };
+        status.unjudged = unseen.is_some();
+        let started = nodes.iter().map(|member| starts(view, member, before.looked_at.0)).sum();
+        status.job_starts = before.job_starts.saturating_add(started);
         status.seconds = before.seconds.saturating_add(counted);
         status.device_seconds =
             before.device_seconds.saturating_add(counted.saturating_mul(at_work(view, nodes)));
         status.looked_at = now;
     }
-    let missing = unjudged.or_else(|| too_little(bake, &status));
+    let for_a_moment = || status.unjudged.then(|| FOR_A_MOMENT.to_owned());
+    let missing = unjudged.or_else(for_a_moment).or_else(|| too_little(bake, &status));
     // A gate that is at work when all else is over is waited for.
     let ends = status.seconds >= status.needed_seconds;
     let missing = missing.or_else(|| gates.at_work.filter(|_| ends));
@@ -127,7 +131,7 @@ pub(super) fn spoiled(
         let named = |kind: &str| view.policy.health.conditions.iter().any(|named| named == kind);
         // A node was given back without them, so one that stands came since then, whenever it was last looked at. Of others only
         // that tells.
-        let visited = view.last_visit(member).is_some();
+        let visited = view.last_visit_of_rollout(member).is_some();
         let is_news = |at: Option<Timestamp>| visited || at.is_none_or(|at| at >= before.since.0);
         let bad = member.node.conditions.iter().find(|c| c.holds && named(&c.kind) && is_news(c.heartbeat));
         if let Some(condition) = bad {
@@ -159,7 +163,7 @@ fn restarts(view: &View<'_>, before: &BakeStatus, member: &Member<'_>) -> u32 {
     let at_work = member.pod.filter(|pod| pod.restarts > 0 && member.walk().is_none());
     let Some(pod) = at_work else { return 0 };
     let last = member.node.last_visit.as_ref();
-    let of_this = view.last_visit(member).is_some();
+    let of_this = view.last_visit_of_rollout(member).is_some();
     match last.and_then(|last| last.pods.get(&view.policy.driver)) {
         // It is watched again when it is up, see [`note_boot`]. After a visit of another rollout only a pod that came since then
         // cannot have been restarted by the boot.
@@ -186,7 +190,8 @@ fn restarts(view: &View<'_>, before: &BakeStatus, member: &Member<'_>) -> u32 {
 /// that. Written down on the node, since whoever looks next must know.
 pub(super) fn note_boot(view: &View<'_>, member: &Member<'_>) -> Option<Decision> {
     let said = view.said()?;
-    if !said.stages.iter().any(|stage| stage.phase == StagePhase::Baking) {
+    let watches = |phase| matches!(phase, StagePhase::Baking | StagePhase::AwaitingApproval);
+    if !said.stages.iter().any(|stage| watches(stage.phase)) {
         return None;
     }
     let (node, pod, driver) = (member.node, member.pod?, &view.policy.driver);
@@ -236,19 +241,16 @@ fn too_little(bake: &Bake, status: &BakeStatus) -> Option<String> {
         .then(|| format!("{} of {} starts of work seen", status.job_starts, bake.min_job_starts))
 }
 
-/// Work that began on a node since then: pods that run for the first time, or have done what they had to. A container that is
-/// started again and again shows the opposite.
-fn starts<'a>(
-    view: &View<'a>,
-    member: &Member<'a>,
-    since: Timestamp,
-) -> impl Iterator<Item = &'a Pod> + use<'a> {
-    let (devices, claims) = (&view.policy.devices, &view.snapshot.claims);
-    member.pods().filter(move |pod| {
-        let runs = pod.restarts == 0 && pod.started > Some(since) && !pod.is_finished();
-        let did = pod.phase == Phase::Succeeded && pod.created > since;
-        (runs || did) && wants_device(devices, pod, claims) && !is_gate_pod(&pod.labels)
-    })
+/// Work that began on a node since then: pods that run for the first time, or were made and have done what they had to. A
+/// container that is started again and again shows the opposite.
+fn starts(view: &View<'_>, member: &Member<'_>, since: Timestamp) -> u32 {
+    let runs = |pod: &&Pod| view.uses_device(pod) && pod.restarts == 0 && pod.started > Some(since);
+    let did = |pod: &&Pod| {
+        let worked = view.policy.devices.asked_for_by(pod) && !is_gate_pod(&pod.labels) && !pod.mirror;
+        worked && pod.phase == Phase::Succeeded && pod.created > since
+    };
+    let started = member.pods().filter(|pod| runs(pod) || did(pod)).count();
+    u32::try_from(started).unwrap_or(u32::MAX)
 }
 
 /// Devices that are at work on these nodes now.

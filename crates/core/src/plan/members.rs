@@ -14,7 +14,7 @@ use crate::policy::Policy;
 use crate::reason::{Limit, Reason};
 use crate::snapshot::{DaemonSet, Node, Object, OwnerKind, Pending, Pod, Setback, SetbackKind};
 use crate::version::DriverVersion;
-use crate::visit::{Visit, Walk};
+use crate::visit::{Cause, Visit, Walk};
 
 /// One node of a pool.
 #[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
@@ -179,11 +179,13 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// It failed, and that says nothing about the version.
+    /// It failed, and that says nothing about the version: somebody else is to blame, or the old driver never went.
     pub(super) fn failed_blameless(&self) -> bool {
         let failed = self.walk().filter(|walk| walk.state == State::UpgradeFailed);
         let failure = failed.and_then(|walk| walk.failure.as_ref());
-        failure.is_some_and(|failure| failure.cause.is_blameless())
+        let never_came =
+            |cause: &Cause| matches!(cause, Cause::DriverNotReady { .. }) && self.sync != Freshness::InSync;
+        failure.is_some_and(|failure| failure.cause.is_blameless() || never_came(&failure.cause))
     }
 
     /// Where a write under way takes it.

@@ -170,7 +170,7 @@ impl<'a> View<'a> {
     }
 
     /// What a visit of the rollout under way has left on a node.
-    pub(super) fn last_visit<'m>(&self, member: &Member<'m>) -> Option<&'m LastVisit> {
+    pub(super) fn last_visit_of_rollout<'m>(&self, member: &Member<'m>) -> Option<&'m LastVisit> {
         let last = member.node.last_visit.as_ref();
         last.filter(|last| last.rollout_of(&self.policy.driver) == self.rollout.as_deref())
     }
@@ -310,10 +310,7 @@ pub(super) fn plan_pool<'a>(
 /// Nodes that came up with the new driver by themselves and were taken out for it, as far as they show it.
 fn early(view: &View<'_>, members: &[Member<'_>]) -> Vec<String> {
     let here = |member: &&Member<'_>| matches!(member.standing, Standing::Visit(visit, _) if visit.early);
-    let before = |member: &&Member<'_>| {
-        let last = member.node.last_visit.as_ref();
-        last.is_some_and(|last| last.early && last.rollout_of(&view.policy.driver) == view.rollout.as_deref())
-    };
+    let before = |member: &&Member<'_>| view.last_visit_of_rollout(member).is_some_and(|last| last.early);
     let early = members.iter().filter(|member| here(member) || before(member));
     early.take(ROLLOUT_FAILURES_MAX).map(|member| member.name.to_string()).collect()
 }

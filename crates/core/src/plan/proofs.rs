@@ -320,7 +320,7 @@ pub(super) fn said_on(view: &View<'_>, nodes: &[&Member<'_>]) -> Vec<GateStatus>
 /// What is known of a gate that let a node pass in this rollout.
 fn passed_on<'a>(view: &View<'_>, member: &Member<'a>, gate: &Gate) -> Option<&'a GateNote> {
     let here = member.walk().map(|walk| &walk.gates);
-    let gates = here.or_else(|| view.last_visit(member)?.gates.get(&view.policy.driver))?;
+    let gates = here.or_else(|| view.last_visit_of_rollout(member)?.gates.get(&view.policy.driver))?;
     gates.get(&gate.name).filter(|note| note.passed.is_some())
 }
 

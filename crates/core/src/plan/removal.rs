@@ -18,13 +18,8 @@ use crate::visit::{Finding, Remedy};
 
 /// Whether a pod keeps the device busy. Finished and mirror pods do not.
 pub fn uses_device(devices: &Devices, pod: &Pod, claims: &BTreeMap<ObjectName, Claim>) -> bool {
-    wants_device(devices, pod, claims) && !pod.is_finished() && !pod.mirror
-}
-
-/// Whether a pod works with the device, or did.
-pub(super) fn wants_device(devices: &Devices, pod: &Pod, claims: &BTreeMap<ObjectName, Claim>) -> bool {
     // Most pods ask for nothing; that is seen without a look at the rest of the pod.
-    devices.asked_for_by(pod) || claims_device(devices, pod, claims)
+    (devices.asked_for_by(pod) || claims_device(devices, pod, claims)) && !pod.is_finished() && !pod.mirror
 }
 
 /// Through a resource claim that one of the device's DRA drivers has allocated. A claim that is not known (yet) counts:

@@ -6,6 +6,8 @@
 
 use std::borrow::Cow;
 
+use jiff::Timestamp;
+
 use super::bake;
 use super::members::{Early, Freshness, Member, Standing};
 use super::pool::View;
@@ -357,7 +359,7 @@ impl<'a> Stages<'a> {
         before: StageStatus,
         nodes: &[&Member<'_>],
     ) -> StageStatus {
-        let watched = stage.bake.as_ref().zip(before.bake.as_ref());
+        let watched = stage.bake.as_ref().zip(before.bake.as_ref()).filter(|_| !view.is_called_off());
         match watched.and_then(|(rules, status)| bake::spoiled(view, rules, status, nodes)) {
             Some(what) => StageStatus { phase: StagePhase::Spoiled, message: Some(what), ..before },
             None => self.approved(stage, before),
@@ -387,7 +389,7 @@ impl Count {
 }
 
 /// The stage of each member: the first that takes it. Where stages are counted out, those come first that the rollout has
-/// begun with: a node that joins must not take the place of one that is watched at work.
+/// begun with, in the order in which it did: a node that joins must not take the place of one that is watched at work.
 fn assign(view: &View<'_>, stages: &[Stage], members: &[Member<'_>]) -> Vec<usize> {
     if stages.is_empty() {
         return Vec::new();
@@ -410,19 +412,23 @@ fn assign(view: &View<'_>, stages: &[Stage], members: &[Member<'_>]) -> Vec<usiz
     };
     let last = stages.len() - 1;
     let mut of = vec![last; members.len()];
-    let (begun, others): (Vec<_>, Vec<_>) =
-        members.iter().enumerate().partition(|(_, member)| is_begun(view, member));
-    for (place, member) in begun.into_iter().chain(others) {
+    let mut in_order: Vec<_> = members.iter().enumerate().collect();
+    // The sort is stable: all others stay in the order of their names.
+    in_order.sort_by_key(|(_, member)| begun(view, member).unwrap_or(Timestamp::MAX));
+    for (place, member) in in_order {
         of[place] = (0..last).find(|index| takes(member, *index)).unwrap_or(last);
     }
     of
 }
 
-/// The rollout has begun with it, or has been through with it, and not because it came early.
-fn is_begun(view: &View<'_>, member: &Member<'_>) -> bool {
+/// When the rollout began with a node that is on its visit, or was through with it, if that was not because it came early. A
+/// stage begins when those before it are through.
+fn begun(view: &View<'_>, member: &Member<'_>) -> Option<Timestamp> {
     match member.standing {
-        Standing::Visit(visit, _) => !visit.early && visit.rollout == view.rollout,
-        _ => view.last_visit(member).is_some_and(|last| !last.early),
+        Standing::Visit(visit, _) => {
+            Some(visit.since).filter(|_| !visit.early && visit.rollout == view.rollout)
+        }
+        _ => view.last_visit_of_rollout(member).filter(|last| !last.early).map(|last| last.ended),
     }
 }
 
@@ -444,7 +450,7 @@ fn came_by_itself(view: &View<'_>, member: &Member<'_>) -> bool {
     let moves = label.in_flight() || label == State::UpgradeFailed;
     let moves = moves || member.sync != Freshness::InSync || member.needs_driver();
     let last = member.node.last_visit.as_ref();
-    if moves || view.is_called_off() || view.last_visit(member).is_some() {
+    if moves || view.is_called_off() || view.last_visit_of_rollout(member).is_some() {
         return false;
     }
     let is_new = || {

@@ -195,15 +195,20 @@ fn stands(book: &Sight<'_>, stage: &str) -> bool {
         // that say nothing of the version, a person has to look at them.
         "Moving" => {
             let waits = |node: &Node| matches!(node.state(), State::UpgradeRequired | State::Unknown);
-            let total = nodes_of(book, stage).count();
-            let failed =
-                nodes_of(book, stage).filter(|(_, node)| node.state() == State::UpgradeFailed).count();
-            let mut rules = book.world.moves.stages.iter().filter(|rules| rules.name == stage);
-            let held = rules.any(|rules| failed > rules.may_fail.of(total));
-            failed == total || held || nodes.any(|(_, node)| waits(node))
+            nodes_of(book, stage).all(|(_, node)| node.state() == State::UpgradeFailed)
+                || is_held(book, stage)
+                || nodes.any(|(_, node)| waits(node))
         }
         _ => false,
     }
+}
+
+/// More of its nodes have failed than may.
+fn is_held(book: &Sight<'_>, stage: &str) -> bool {
+    let total = nodes_of(book, stage).count();
+    let failed = nodes_of(book, stage).filter(|(_, node)| node.state() == State::UpgradeFailed).count();
+    let mut rules = book.world.moves.stages.iter().filter(|rules| rules.name == stage);
+    rules.any(|rules| failed > rules.may_fail.of(total))
 }
 
 /// A node of the stage is not in service, or nobody asks Prometheus any more: that is not ours to mend, and it is told.
@@ -220,7 +225,9 @@ fn bakes_for_ever(book: &Sight<'_>, rollout: &Rollout, stage: &str) -> bool {
     // In a fleet that has no node any more there is nobody to look at (seeds 19119, 25754).
     let deserted = says.is_some() && !book.world.nodes.values().any(|node| node.member);
     let told = says.is_some_and(|says| says.message.is_some());
-    deserted || (told && (asks_nobody || nobody || !nodes_of(book, stage).all(in_service)))
+    // A node that had failed was left out, and is not any more (seed 13683).
+    let held = is_held(book, stage);
+    deserted || (told && (asks_nobody || nobody || held || !nodes_of(book, stage).all(in_service)))
 }
 
 /// Nobody is in service on whom a gate could be asked.

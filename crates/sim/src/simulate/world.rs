@@ -101,7 +101,7 @@ pub struct Pool {
     pub label: String,
 }
 
-/// The stage of each node: where stages are counted out, those come first that the newest rollout has taken …
+/// The stage of each node: where stages are counted out, those come first that the newest rollout has begun with …
 #[derive(Clone, Debug, PartialEq)]
 struct Assigned {
     of: BTreeMap<String, usize>,
@@ -356,14 +356,17 @@ impl World {
         }
         let members = || self.nodes.iter().filter(|(_, node)| node.member);
         let newest = self.rollouts.last_key_value().map(|(number, _)| *number);
-        let taken =
-            |node: &Node| node.taken_by.as_deref().map(number_of).is_some_and(|by| Some(by) == newest);
-        let (first, others): (Vec<_>, Vec<_>) = members().partition(|(_, node)| taken(node));
+        let begun = |node: &Node| {
+            let begun = node.begun.as_ref().filter(|(rollout, _)| Some(number_of(rollout)) == newest);
+            begun.map_or(Timestamp::MAX, |(_, at)| *at)
+        };
+        let mut in_order: Vec<_> = members().collect();
+        in_order.sort_by_key(|(_, node)| begun(node));
         let assign = |nodes: Vec<(&String, &Node)>| {
             self.moves.assign(nodes.into_iter().map(|(name, node)| (name.as_str(), &node.marks)))
         };
         let by_name = assign(members().collect());
-        let known = Assigned { of: assign([first, others].concat()), by_name };
+        let known = Assigned { of: assign(in_order), by_name };
         if self.assigned.last().is_none_or(|(_, last)| *last != known) {
             self.assigned.push((at, known));
         }

@@ -344,6 +344,37 @@ fn a_node_that_joins_does_not_take_the_place_of_one_that_is_watched() {
     assert_eq!(phases(&fleet)[0].1, StagePhase::Spoiled, "gpu-1 is the canary still");
 }
 
+/// Without any driver it is visited whatever stage is open.
+#[test]
+fn a_node_that_is_brought_its_driver_does_not_take_the_place_of_one_that_is_watched() {
+    let canary = json!([{"name": "canary", "count": 1, "bake": {"duration": "48h"}}]);
+    let mut fleet = staged_and_watched(&canary);
+    fleet.live(47 * HOUR);
+    let joins = node("gpu-0").annotation(&keys("gpu").safe_load, "true");
+    let mut fleet = fleet.with(joins);
+    fleet.driver_mut("gpu-0").ready = false;
+    fleet.live(60);
+    fleet.driver_mut("gpu-0").ready = true;
+    fleet.live(60);
+    assert!(fleet.node_mut("gpu-0").last_visit.is_some(), "{}", fleet.screen());
+    restarts(&mut fleet, "gpu-1", 1);
+    fleet.live(1);
+    assert_eq!(phases(&fleet)[0].1, StagePhase::Spoiled, "gpu-1 is the canary still");
+}
+
+/// Nobody knows what the new driver is like.
+#[test]
+fn a_canary_whose_old_driver_pod_does_not_go_condemns_no_version() {
+    let mut fleet = labelled();
+    while fleet.verdict("gpu-3").state != State::PodRestartRequired {
+        assert!(fleet.step());
+    }
+    fleet.node_mut("gpu-3").ready = false;
+    fleet.live(HOUR);
+    assert_eq!(fleet.verdict("gpu-3").state, State::UpgradeFailed, "{}", fleet.screen());
+    assert_eq!((phase(&fleet), phases(&fleet)[0].1), (RolloutPhase::Running, StagePhase::Moving));
+}
+
 #[test]
 fn a_driver_that_restarts_by_itself_spoils_the_bake_and_a_boot_does_not() {
     let mut fleet = labelled_and_watched();

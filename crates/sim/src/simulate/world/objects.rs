@@ -75,8 +75,8 @@ pub struct Node {
     pub was_visited: bool,
     /// The rollout of the last one.
     pub last_rollout: Option<String>,
-    /// The rollout that has begun with it, or been through with it last, and not because it came early.
-    pub taken_by: Option<String>,
+    /// The rollout that has begun with it, or been through with it last, and when, if that was not because it came early.
+    pub begun: Option<(String, Timestamp)>,
     /// When it was last told to have booted.
     pub booted: Option<Timestamp>,
     boot: String,
@@ -177,7 +177,7 @@ impl Node {
         let node = Self {
             loads: annotation(SAFE_LOAD_ANNOTATION).is_some_and(|value| !value.is_empty()),
             was_visited: last_visit.is_some(),
-            taken_by: taken_by(visit.as_ref(), last_visit),
+            begun: begun(visit.as_ref(), last_visit),
             last_rollout: last_visit.and_then(last_rollout),
             marks: marks.map(|(key, value)| (key.clone(), text(value))).collect(),
             booted,
@@ -319,13 +319,13 @@ fn last_rollout(record: &str) -> Option<String> {
     record["rollouts"]["gpu"].as_str().map(str::to_owned)
 }
 
-fn taken_by(visit: Option<&Visit>, last_visit: Option<&str>) -> Option<String> {
-    let early =
-        |record: &&str| serde_json::from_str::<Value>(record).is_ok_and(|record| record["early"] == true);
-    match visit {
-        Some(visit) => visit.rollout.clone().filter(|_| !visit.early),
-        None => last_visit.filter(|record| !early(record)).and_then(last_rollout),
+fn begun(visit: Option<&Visit>, last_visit: Option<&str>) -> Option<(String, Timestamp)> {
+    if let Some(visit) = visit {
+        return visit.rollout.clone().filter(|_| !visit.early).map(|rollout| (rollout, visit.since));
     }
+    let record: Value = serde_json::from_str(last_visit?).ok()?;
+    let ended = record["ended"].as_str()?.parse().ok()?;
+    last_rollout(last_visit?).filter(|_| record["early"] != true).map(|rollout| (rollout, ended))
 }
 
 /// The text of a value, if it is one.
