@@ -60,7 +60,7 @@ const MUTATIONS: &[Mutation] = &[
         name: "nodes that others took out are not counted",
         file: "crates/core/src/plan/ledger.rs",
         from: "usize::from(out)",
-        to: "usize::from(out && !foreign)",
+        to: "usize::from(out && foreign.is_none())",
     },
     Mutation {
         name: "writes under way take no slot",

@@ -422,7 +422,7 @@ impl Loop {
             }
             Action::ReadNode(node) => {
                 let seen = self.store.snapshot.nodes.get(node).map(|node| node.version).unwrap_or_default();
-                setback::after_write(error, seen, earlier, now)
+                setback::after_read(seen, earlier, now)
             }
             _ => setback::after_removal(error, ResourceVersion::default(), earlier, now),
         };

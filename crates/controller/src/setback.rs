@@ -106,6 +106,14 @@ pub(crate) fn after_write(
     Setback { seen, kind, attempts, retry_at }
 }
 
+/// A node was to be read because nobody knows whether a write to it happened, and could not be: nobody knows it still, and
+/// until then it keeps what the write may have given it (seed 31114).
+pub(crate) fn after_read(seen: ResourceVersion, earlier: Option<&Setback>, now: Timestamp) -> Setback {
+    let attempts = earlier.map_or(1, |setback| setback.attempts + 1);
+    let seen = earlier.map_or(seen, |setback| setback.seen);
+    Setback { seen, kind: SetbackKind::Stale, attempts, retry_at: back_off(now, attempts, seen) }
+}
+
 /// What a failed eviction or deletion means. The pod itself tells the rest by its next event.
 pub(crate) fn after_removal(
     error: &CallError,
@@ -134,6 +142,16 @@ fn after(now: Timestamp, wait: SignedDuration) -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_read_that_fails_does_not_answer_whether_a_write_happened() {
+        let now = Timestamp::UNIX_EPOCH;
+        let lost = after_write(&CallError::TimedOut(5), 7.into(), None, now);
+        assert_eq!((&lost.kind, lost.retry_at), (&SetbackKind::Stale, now));
+        let unread = after_read(9.into(), Some(&lost), now);
+        assert_eq!((unread.kind, unread.seen, unread.attempts), (SetbackKind::Stale, 7.into(), 2));
+        assert!(unread.retry_at > now);
+    }
 
     #[test]
     fn waits_double_up_to_half_a_minute() {

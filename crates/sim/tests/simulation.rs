@@ -282,6 +282,12 @@ fn a_watch_that_is_cut_does_not_pretend_to_have_told_everything() {
     keeps_its_promises(10946, &wish(15, &lossy));
 }
 
+/// A reply was lost, and so was the look whether the write had happened: the node lost its slot to another one.
+#[test]
+fn a_look_that_fails_tells_nothing() {
+    keeps_its_promises(31114, &Wish::default());
+}
+
 /// What the checkers did not know: a failed node that is mended is proven whatever was aborted (11090, 13924, 14913, 25947), and without a slot (15449); a node under
 /// our cordon stays out if its version comes to nobody (11308, 29193); clients go after a driver that came back late (12925); NVSentinel
 /// takes its time (12990); a stage is held up by a failed node that says nothing of the version (13683). And one that the controller did not: a pod that came during a bake, by clocks that differ (5729).
