@@ -288,6 +288,18 @@ fn a_look_that_fails_tells_nothing() {
     keeps_its_promises(31114, &Wish::default());
 }
 
+/// A start was on its way while a node left its pool, which made the share that may be out a smaller one.
+#[test]
+fn a_start_is_judged_by_the_fleet_that_it_was_decided_for() {
+    keeps_its_promises(45594, &Wish::default());
+}
+
+/// Nobody was left in a pool, so its rollout was over, and was taken back then.
+#[test]
+fn a_rollout_that_nobody_was_left_for_has_nothing_to_watch() {
+    keeps_its_promises(49668, &Wish::default());
+}
+
 /// What the checkers did not know: a failed node that is mended is proven whatever was aborted (11090, 13924, 14913, 25947), and without a slot (15449); a node under
 /// our cordon stays out if its version comes to nobody (11308, 29193); clients go after a driver that came back late (12925); NVSentinel
 /// takes its time (12990); a stage is held up by a failed node that says nothing of the version (13683). And one that the controller did not: a pod that came during a bake, by clocks that differ (5729).

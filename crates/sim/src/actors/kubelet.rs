@@ -56,8 +56,9 @@ pub(super) struct Kubelets {
     nodes: Informer<Node>,
     pub(super) pods: Informer<Pod>,
     pub(super) pods_on: Index,
-    /// The driver pods among them: every look at a pod asks for its node's driver.
+    /// The driver pods among them, and the plugins: every look at a pod asks for those of its node.
     pub(super) drivers_on: Index,
+    pub(super) plugins_on: Index,
     pub(super) lives: BTreeMap<Key, Life>,
     pub(super) slices: Slices,
     pub(super) agents: Agents,
@@ -85,6 +86,7 @@ impl Kubelets {
             pods: Informer::new(&way),
             pods_on: Index::default(),
             drivers_on: Index::default(),
+            plugins_on: Index::default(),
             lives: BTreeMap::new(),
             slices: Slices::new(&way),
             stopping: BTreeMap::new(),
@@ -96,9 +98,12 @@ impl Kubelets {
     fn route_pod(&mut self, change: &Change<Pod>, queue: &mut Queue<Task>) {
         let (old, new) = (change.old.as_deref(), change.new.as_deref());
         self.pods_on.shift(&change.key, old.and_then(node_of), new.and_then(node_of));
-        let of_driver = |pod: &&Pod| role(pod) == Role::Driver;
-        let (old_driver, new_driver) = (old.filter(of_driver), new.filter(of_driver));
-        self.drivers_on.shift(&change.key, old_driver.and_then(node_of), new_driver.and_then(node_of));
+        let shift = |index: &mut Index, is: fn(&Pod) -> bool| {
+            let on = |pod: Option<&'_ Pod>| pod.filter(|pod| is(pod)).and_then(node_of).map(str::to_owned);
+            index.shift(&change.key, on(old).as_deref(), on(new).as_deref());
+        };
+        shift(&mut self.drivers_on, |pod| role(pod) == Role::Driver);
+        shift(&mut self.plugins_on, |pod| is_plugin(pod) || is_device_plugin(pod));
         let uid = new.and_then(|pod| pod.metadata.uid.as_deref());
         if self.lives.get(&change.key).is_some_and(|life| Some(life.uid.as_str()) != uid) {
             self.lives.remove(&change.key);
@@ -299,9 +304,13 @@ impl Kubelets {
             }
             _ => {}
         }
-        let status = status_of(pod, life, &time);
-        if life.has_begun() && pod.status.as_ref() != Some(&status) {
-            writes.push(Write::status(&self.way, pod.as_ref(), &status));
+        if life.has_begun() && !life.is_shown_by(pod) {
+            let status = status_of(pod, life, &time);
+            if pod.status.as_ref() == Some(&status) {
+                life.note_shown_by(pod);
+            } else {
+                writes.push(Write::status(&self.way, pod.as_ref(), &status));
+            }
         }
         if role(pod) == Role::Driver {
             self.run_agents(key, pod, &name, at_work);

@@ -81,6 +81,10 @@ impl Kubelets {
         self.pods(self.pods_on.get(node))
     }
 
+    fn plugins_on(&self, node: &str) -> impl Iterator<Item = (&Key, &Arc<Pod>)> {
+        self.pods(self.plugins_on.get(node))
+    }
+
     fn pods<'a>(
         &'a self,
         keys: impl Iterator<Item = &'a Key>,
@@ -100,7 +104,7 @@ impl Kubelets {
 
     pub(super) fn has_device_plugin(&self, node: &str) -> bool {
         let ready = |pod: &Pod| is_device_plugin(pod) && is_ready(pod) && !is_terminating(pod);
-        self.on(node).any(|(_, pod)| ready(pod))
+        self.plugins_on(node).any(|(_, pod)| ready(pod))
     }
 
     /// The node's DRA plugin, if it serves, and the driver that it has open.
@@ -112,7 +116,7 @@ impl Kubelets {
             let id = format!("{}/{}", life.uid, life.restarts);
             Some((Plugin { id, version: saw.version.clone() }, saw))
         };
-        self.on(node).find_map(serves)
+        self.plugins_on(node).find_map(serves)
     }
 
     pub(super) fn publisher(&self, node: &str) -> Option<Plugin> {

@@ -153,6 +153,18 @@ pub(super) struct Life {
     pub(super) told: Option<&'static str>,
     /// Its time was up.
     pub(super) expired: bool,
+    /// What the API is known to show, and in which version of the pod.
+    shown: Option<(String, Face)>,
+}
+
+/// What a pod's status is made of.
+#[derive(Clone, Debug, PartialEq)]
+struct Face {
+    container: Container,
+    ready: bool,
+    restarts: i32,
+    last_exit: Option<Exit>,
+    expired: bool,
 }
 
 impl Life {
@@ -185,7 +197,30 @@ impl Life {
             saw,
             told: None,
             expired: false,
+            shown: None,
         }
+    }
+
+    fn face(&self) -> Face {
+        let Self { container, ready, restarts, last_exit, expired, .. } = self;
+        Face {
+            container: container.clone(),
+            ready: *ready,
+            restarts: *restarts,
+            last_exit: last_exit.clone(),
+            expired: *expired,
+        }
+    }
+
+    /// The API shows it as it is: most looks at a pod find nothing new, and a status is much to compare.
+    pub(super) fn is_shown_by(&self, pod: &Pod) -> bool {
+        let Some((version, face)) = &self.shown else { return false };
+        pod.metadata.resource_version.as_ref() == Some(version) && *face == self.face()
+    }
+
+    /// The status of this version of the pod is what it should be.
+    pub(super) fn note_shown_by(&mut self, pod: &Pod) {
+        self.shown = pod.metadata.resource_version.clone().map(|version| (version, self.face()));
     }
 
     /// Whether the kubelet has something to report: nothing is written before containers start for the first time.

@@ -68,7 +68,10 @@ impl Hands<'_> {
             }
             _ => (None, Some(IN_BOUNDS)),
         };
-        self.behave(|behaviour| behaviour.prometheus = answer);
+        // Whoever plays a part in the cluster looks at everything again when it is told something.
+        if self.cluster.actors.behaviour().get().prometheus != answer {
+            self.behave(|behaviour| behaviour.prometheus = answer);
+        }
         fault
     }
 

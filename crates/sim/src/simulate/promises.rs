@@ -9,17 +9,14 @@ mod tests;
 
 use std::fmt;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use pitcrew_core::contract::State;
 use pitcrew_core::names::Uid;
 use pitcrew_core::visit::Cause;
 use serde_json::Value;
 
 use super::case::is_of;
-use super::world::{By, Change, Node, Pod, ROLLOUTS, Role, Rollout, World, before};
-
-/// What one pass sends arrives in any order: each call has 5 s, and waits for its turn.
-const CALLS: SignedDuration = SignedDuration::from_secs(10);
+use super::world::{By, CALLS, Change, Node, Pod, ROLLOUTS, Role, Rollout, World, before};
 
 /// A promise.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

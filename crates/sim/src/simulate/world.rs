@@ -109,6 +109,9 @@ struct Assigned {
     by_name: BTreeMap<String, usize>,
 }
 
+/// What one pass sends arrives in any order: each call has 5 s, and waits for its turn.
+pub const CALLS: SignedDuration = SignedDuration::from_secs(10);
+
 /// The label by which nodes belong to pools, where there is more than one.
 pub const POOL: &str = "sim.pitcrew.dev/pool";
 
@@ -423,7 +426,11 @@ impl World {
 
     /// So many nodes left only lately.
     pub fn left_lately(&self, now: Timestamp) -> usize {
-        self.left.iter().filter(|left| **left >= before(now, self.lag)).count()
+        self.left_since(before(now, self.lag))
+    }
+
+    fn left_since(&self, since: Timestamp) -> usize {
+        self.left.iter().filter(|left| **left >= since).count()
     }
 
     /// The policies that may be known now: the newest, and those that it replaced only lately.
@@ -452,10 +459,10 @@ impl World {
         down.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Nodes that are to run the driver, with those that left only lately.
+    /// Nodes that are to run the driver, with those that left while a start was on its way (seed 45594).
     pub fn members_at(&self, now: Timestamp) -> usize {
         let members = self.nodes.values().filter(|node| node.member).count();
-        members + self.left_lately(now)
+        members + self.left_since(before(now, self.lag.max(CALLS)))
     }
 }
 

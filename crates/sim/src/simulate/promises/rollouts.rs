@@ -7,8 +7,8 @@ use jiff::{SignedDuration, Timestamp};
 use pitcrew_core::contract::State;
 
 use super::super::moves::Stage;
-use super::super::world::{By, Change, Node, Role, Rollout, Seen, World, before};
-use super::{CALLS, Step, has_driver, is_new, out_and_moving, we_write};
+use super::super::world::{By, CALLS, Change, Node, Role, Rollout, Seen, World, before};
+use super::{Step, has_driver, is_new, out_and_moving, we_write};
 
 /// A visit is expected to take so long, in seconds, while nobody knows better; less what a call may take.
 const VISIT_EXPECTED: i64 = 30 * 60 - 15;
@@ -66,7 +66,8 @@ fn passes_when_done(
     let phase = |rollout: Option<&Rollout>, stage: &str| {
         rollout.and_then(|rollout| rollout.stages.get(stage)).map(|stage| stage.phase.clone())
     };
-    if change.by != By::Us {
+    // A rollout that is over, with everybody or with nobody left (seed 49668), has nothing to wait for.
+    if change.by != By::Us || old.is_some_and(|old| old.phase == "Done") {
         return None;
     }
     world.moves.stages.iter().enumerate().find_map(|(place, stage)| {
