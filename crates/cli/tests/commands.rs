@@ -76,10 +76,23 @@ fn two_days_of_bake_pass_a_bad_driver_is_taken_back_and_a_budget_is_waited_for()
     let bad = figures("bad-driver");
     assert_eq!((&bad["endsOn"], &bad["visited"]), (&"560.35.03".into(), &1.into()));
     assert_eq!(bad["driversReady"]["560.35.03"], 3);
+    let broke = figures("bad-bake");
+    assert_eq!((&broke["endsOn"], &broke["visited"]), (&"560.35.03".into(), &1.into()));
+    assert!(broke["virtualSeconds"].as_f64().unwrap() > 30.0 * 3600.0, "{broke}");
     let closed = figures("pdb");
     assert_eq!((&closed["endsOn"], &closed["done"]), (&"565.57.01".into(), &3.into()));
     assert!(closed["virtualSeconds"].as_f64().unwrap() > 20.0 * 60.0, "{closed}");
     assert!(stdout(&pitcrew(&["demo", "--list"])).contains("\nbad-driver "));
+}
+
+#[test]
+fn a_version_that_somebody_takes_back_leaves_the_nodes_that_have_it_and_no_others() {
+    let output = pitcrew(&["demo", "--scenario", "take-back", "--instant", "-o", "json"]);
+    assert!(output.status.success(), "{output:?}");
+    let figures: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(figures["driversReady"]["560.35.03"], 24, "{figures}");
+    let visited = figures["visited"].as_u64().unwrap();
+    assert!((4..20).contains(&visited), "{figures}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! It is called for every pass, so it looks at each node once and copies nothing that has not changed.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use jiff::Timestamp;
 use pitcrew_core::api::StagePhase;
@@ -135,8 +135,8 @@ pub(super) struct Record {
     pub(super) recent: VecDeque<Transition>,
     pub(super) visits: Visits,
     pub(super) tally: Tally,
-    /// How many nodes were ever on a visit.
-    pub(super) visited: usize,
+    /// The nodes that were ever on a visit.
+    pub(super) visited: BTreeSet<NodeName>,
     /// A stage is watched at work, and nothing moves.
     pub(super) is_quiet: bool,
     /// Where nodes go if the target is taken back.
@@ -157,7 +157,7 @@ impl Record {
             recent: VecDeque::new(),
             visits: Visits::default(),
             tally: Tally::default(),
-            visited: 0,
+            visited: BTreeSet::new(),
             is_quiet: false,
             back_to: None,
             met_target: false,
@@ -213,7 +213,9 @@ impl Record {
             }
             let before = *seen;
             seen.enter(verdict, name, snapshot);
-            self.visited += usize::from(verdict.state == State::CordonRequired && before.visit.is_none());
+            if verdict.state == State::CordonRequired {
+                self.visited.insert(name.clone());
+            }
             if verdict.state == State::UpgradeDone
                 && let Some(visit) = before.visit
             {

@@ -29,7 +29,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::record::{Decision, Record, Tally, Transition, Visits};
-use super::scenario::Scenario;
+use super::scenario::{Inside, Scenario};
 use super::summary::{Figures, VisitSeconds, tenths};
 use super::view::View;
 use super::witness::Witness;
@@ -210,7 +210,8 @@ impl Stage {
             let at = i64::try_from(after.as_secs()).unwrap_or(i64::MAX);
             let _ = updates.send(Update::Decided(Decision { at, what }));
         };
-        let people = tokio::spawn(scenario.meanwhile(cluster.admin.clone(), say));
+        let inside = Inside::of(&cluster, &self.story.fleet());
+        let people = tokio::spawn(scenario.meanwhile(inside, say));
         let (moves, stands_still) = self.story.expected();
         let patience = PATIENCE + 10 * moves + 2 * stands_still;
         let over = tokio::select! {
@@ -270,7 +271,7 @@ impl Stage {
             from: FROM.to_owned(),
             to: TO.to_owned(),
             ends_on: self.story.scenario.ends_on().to_owned(),
-            visited: record.visited,
+            visited: record.visited.len(),
             seed: self.story.seed,
             max_parallel_upgrades: self.story.max_parallel,
             max_unavailable: format!("{UNAVAILABLE_PERCENT}%"),

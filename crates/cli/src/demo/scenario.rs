@@ -6,11 +6,14 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::ValueEnum;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Client;
-use kube::api::{Api, Patch, PatchParams, PostParams};
-use pitcrew_core::api::DriverPolicy;
+use kube::ResourceExt as _;
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use pitcrew_controller::Clock;
+use pitcrew_core::api::{DriverPolicy, Rollout, Word};
 use pitcrew_core::contract::CANARY_LABEL;
-use pitcrew_sim::actors::{Behaviour, GateOutcome, GateRule, Nodes};
+use pitcrew_sim::actors::{Behaviour, BehaviourHandle, GateOutcome, GateRule, Nodes};
 use pitcrew_sim::cluster::Cluster;
 use pitcrew_sim::fleet::{Fleet, Workload};
 use serde_json::{Value, json};
@@ -27,6 +30,10 @@ const CLOSED_FOR: Duration = Duration::from_mins(20);
 const CLOSED: (&str, &str) = ("payments", "fraud-scores");
 /// What proves a canary.
 const GATE: &str = "smoke-training";
+/// In the second day of its bake a driver restarts by itself.
+const SOUND_FOR: Duration = Duration::from_hours(30);
+/// Somebody takes the version back when about half of the usual fleet has it.
+const WANTED_FOR: Duration = Duration::from_mins(10);
 
 /// What a demo is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -38,6 +45,10 @@ pub(crate) enum Scenario {
     Canary,
     /// The new driver's canary fails its gate: it is taken back, and nobody else is touched
     BadDriver,
+    /// The new driver passes its gates and breaks in the second day of its bake: it is taken back, as before
+    BadBake,
+    /// Somebody takes the version back when half of the fleet has it: those return, the others stay as they are
+    TakeBack,
     /// A budget lets nobody go: its nodes are left alone until somebody opens it
     Pdb,
 }
@@ -46,15 +57,15 @@ impl Scenario {
     /// The fleet with what this is about.
     pub(super) fn stage(self, fleet: Fleet) -> Fleet {
         match self {
-            Scenario::Upgrade => fleet,
+            Scenario::Upgrade | Scenario::TakeBack => fleet,
             Scenario::Pdb => {
                 let (namespace, name) = CLOSED;
                 let closed = Workload::new(namespace, name, 2, 1).with_budget(json!({"maxUnavailable": 0}));
                 let workloads = fleet.workloads.iter().cloned().chain([closed]).collect();
                 fleet.with_workloads(workloads)
             }
-            Scenario::Canary | Scenario::BadDriver => {
-                let canary = fleet.node_names().next().unwrap_or_else(|| CANARY.to_owned());
+            Scenario::Canary | Scenario::BadDriver | Scenario::BadBake => {
+                let canary = canary(&fleet);
                 fleet.with_label(&canary, CANARY_LABEL, "true")
             }
         }
@@ -63,7 +74,9 @@ impl Scenario {
     /// How machines and drivers behave.
     pub(super) fn behaviour(self, behaviour: Behaviour) -> Behaviour {
         match self {
-            Scenario::Upgrade | Scenario::Canary | Scenario::Pdb => behaviour,
+            Scenario::Upgrade | Scenario::Canary | Scenario::BadBake | Scenario::TakeBack | Scenario::Pdb => {
+                behaviour
+            }
             // Whoever tries it first, it does not compute.
             Scenario::BadDriver => behaviour.with_gate_rule(GateRule {
                 gate: Some(GATE.to_owned()),
@@ -93,24 +106,36 @@ impl Scenario {
         Ok(())
     }
 
-    /// What people do meanwhile, and say of it.
-    pub(super) async fn meanwhile(self, client: Client, say: impl FnOnce(Duration, String)) {
-        if self != Scenario::Pdb {
-            return;
+    /// When something happens that nobody planned for, if it does.
+    fn turns_after(self) -> Option<Duration> {
+        match self {
+            Scenario::Upgrade | Scenario::Canary | Scenario::BadDriver => None,
+            Scenario::BadBake => Some(SOUND_FOR),
+            Scenario::TakeBack => Some(WANTED_FOR),
+            Scenario::Pdb => Some(CLOSED_FOR),
         }
-        tokio::time::sleep(CLOSED_FOR).await;
-        let (namespace, name) = CLOSED;
-        let budgets = Api::<PodDisruptionBudget>::namespaced(client, namespace);
-        let open = Patch::Merge(json!({"spec": {"maxUnavailable": 1}}));
-        // Without it the demo says that it came to no end.
-        if budgets.patch(name, &PatchParams::default(), &open).await.is_ok() {
-            say(CLOSED_FOR, format!("somebody lets the budget {namespace}/{name} allow one pod to leave"));
+    }
+
+    /// What people and machines do meanwhile, and what is said of it. Where that fails, the demo says that it came to no end.
+    pub(super) async fn meanwhile(self, cluster: Inside, say: impl FnOnce(Duration, String)) {
+        let Some(after) = self.turns_after() else { return };
+        tokio::time::sleep(after).await;
+        let what = match self {
+            Scenario::BadBake => cluster.restart_driver(),
+            Scenario::TakeBack => cluster.take_back().await,
+            _ => cluster.open_budget().await,
+        };
+        if let Some(what) = what {
+            say(after, what);
         }
     }
 
     /// The version that every node runs at the end.
     pub(super) fn ends_on(self) -> &'static str {
-        if self == Scenario::BadDriver { FROM } else { TO }
+        match self {
+            Scenario::BadDriver | Scenario::BadBake | Scenario::TakeBack => FROM,
+            Scenario::Upgrade | Scenario::Canary | Scenario::Pdb => TO,
+        }
     }
 
     /// How long it is expected to take, of which so long nothing moves.
@@ -119,8 +144,58 @@ impl Scenario {
             Scenario::Upgrade => (upgrade, Duration::ZERO),
             Scenario::Canary => (upgrade + visit, BAKE),
             Scenario::BadDriver => (2 * visit, Duration::ZERO),
+            Scenario::BadBake => (2 * visit, SOUND_FOR),
+            Scenario::TakeBack => (2 * WANTED_FOR, Duration::ZERO),
             Scenario::Pdb => (upgrade + CLOSED_FOR, Duration::ZERO),
         }
+    }
+}
+
+/// Who goes first in a fleet.
+fn canary(fleet: &Fleet) -> String {
+    fleet.node_names().next().unwrap_or_else(|| CANARY.to_owned())
+}
+
+/// What something can be done to while the demo is played.
+pub(super) struct Inside {
+    client: Client,
+    clock: Clock,
+    machines: BehaviourHandle,
+    canary: String,
+}
+
+impl Inside {
+    pub(super) fn of(cluster: &Cluster, fleet: &Fleet) -> Self {
+        Self {
+            client: cluster.admin.clone(),
+            clock: cluster.clock.clone(),
+            machines: cluster.actors.behaviour(),
+            canary: canary(fleet),
+        }
+    }
+
+    fn restart_driver(self) -> Option<String> {
+        self.machines.restart_driver(&self.canary);
+        Some(format!("the driver on {} ends and starts again by itself", self.canary))
+    }
+
+    /// As `pitcrew rollback` does.
+    async fn take_back(self) -> Option<String> {
+        let rollouts = Api::<Rollout>::all(self.client);
+        let newest = rollouts.list(&ListParams::default()).await.ok()?.items.pop()?;
+        let at = Time(self.clock.now());
+        let word = Word { by: "mei".to_owned(), at, why: Some("jobs are slow".to_owned()) };
+        let patch = Patch::Merge(json!({"spec": {"rollback": word}}));
+        rollouts.patch(&newest.name_any(), &PatchParams::default(), &patch).await.ok()?;
+        Some("mei takes the version back: jobs are slow".to_owned())
+    }
+
+    async fn open_budget(self) -> Option<String> {
+        let (namespace, name) = CLOSED;
+        let budgets = Api::<PodDisruptionBudget>::namespaced(self.client, namespace);
+        let open = Patch::Merge(json!({"spec": {"maxUnavailable": 1}}));
+        budgets.patch(name, &PatchParams::default(), &open).await.ok()?;
+        Some(format!("somebody lets the budget {namespace}/{name} allow one pod to leave"))
     }
 }
 
