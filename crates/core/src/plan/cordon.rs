@@ -79,6 +79,7 @@ pub(super) fn take_in(view: &View<'_>, member: &Member<'_>, early: &Early) -> De
     patch.annotations.set(VISIT_ANNOTATION, Some(visit.to_text()));
     let came = match early {
         Early::Stage(stage) => format!("came up with the new driver before stage {stage} is open"),
+        Early::TakenBack => "came up with a version that was taken back and is there still".to_owned(),
         Early::Gates => "came up with the new driver by itself, past its gates".to_owned(),
         Early::DriverManager => "was cordoned by its driver manager, and its driver is up".to_owned(),
     };
