@@ -566,3 +566,49 @@ fn a_canary_whose_gate_cannot_judge_condemns_no_version() {
     fleet.live(4 * 3600);
     assert_eq!(status(&fleet).phase, RolloutPhase::Done);
 }
+
+/// Two nodes that cannot start for now, in one zone of which one node may be out.
+fn zoned(more: &Value) -> Fleet {
+    let mut rollout = json!({"gates": smoke()});
+    for (field, value) in more.as_object().unwrap() {
+        rollout[field] = value.clone();
+    }
+    let stuck = |name: &str| node(name).outdated().label("zone", "a").pod(pod("shell").bare());
+    let mut fleet = Fleet::without_policy()
+        .driver_policy("gpu", policy(&rollout))
+        .with(stuck("a-1"))
+        .with(stuck("a-2"))
+        .with(node("b-1"));
+    fleet.live(60);
+    for node in ["a-1", "a-2"] {
+        fleet.remove_pods(node, |pod| &*pod.name.name == "shell");
+    }
+    comes_up(&mut fleet, "a-1");
+    fleet
+}
+
+/// Both are found in the same pass, by whoever leads then.
+#[test]
+fn who_came_by_itself_takes_its_place_in_its_group_before_others_start() {
+    let mut fleet = zoned(&json!({"topology": {"spread": {"label": "zone", "max": 1}}}));
+    insta::assert_snapshot!(fleet.why("a-2"), @"at most 1 of the nodes with zone=a may be out (topology.spread), and a-1 is");
+    fleet.step();
+    let out = |fleet: &Fleet| fleet.snapshot.nodes.values().filter(|node| node.unschedulable).count();
+    assert_eq!((out(&fleet), fleet.told("a-2 -> cordon-required").len()), (1, 0));
+    fleet.play();
+    assert_eq!(fleet.verdict("a-2").state, State::UpgradeDone);
+}
+
+#[test]
+fn who_came_by_itself_takes_its_place_in_its_stage_before_others_start() {
+    for limit in ["maxParallelUpgrades", "maxUnavailable"] {
+        let mut stage = json!({"name": "all"});
+        stage[limit] = json!(1);
+        let mut fleet = zoned(&json!({"stages": [stage]}));
+        fleet.step();
+        assert_eq!(fleet.told("a-1 -> pod-restart-required +cordon").len(), 1, "{limit}");
+        assert_eq!(fleet.told("a-2 -> cordon-required"), [""; 0], "{limit}");
+        fleet.play();
+        assert_eq!(fleet.verdict("a-2").state, State::UpgradeDone);
+    }
+}
