@@ -612,3 +612,24 @@ fn who_came_by_itself_takes_its_place_in_its_stage_before_others_start() {
         assert_eq!(fleet.verdict("a-2").state, State::UpgradeDone);
     }
 }
+
+/// The Job of the bake before is there still, and is about a driver that is gone.
+#[test]
+fn a_bake_that_begins_again_asks_its_gates_again() {
+    let gates = json!([{"name": "ecc-errors", "preset": "ecc-errors", "repeatEvery": "24h"}]);
+    let mut fleet = staged(&gates, "30h");
+    fleet.live(25 * 3600);
+    let asked = |fleet: &Fleet| fleet.told("gpu-1 gate ecc-errors After 1 for stage canary").len();
+    assert_eq!(asked(&fleet), 1);
+    let key = keys("gpu").requested;
+    fleet.node_mut("gpu-1").annotations.insert(key, "true".to_owned());
+    fleet.crashes_on.insert("gpu-1".to_owned());
+    fleet.live(3600);
+    assert_eq!(status(&fleet).stages[0].phase, StagePhase::Failed);
+    fleet.crashes_on.clear();
+    fleet.set_label("gpu-1", "upgrade-required");
+    fleet.live(20 * 3600);
+    assert_eq!((status(&fleet).phase, asked(&fleet)), (RolloutPhase::Baking, 1));
+    fleet.live(12 * 3600);
+    assert_eq!((status(&fleet).phase, asked(&fleet)), (RolloutPhase::Done, 2));
+}
