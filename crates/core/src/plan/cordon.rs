@@ -186,6 +186,8 @@ pub(super) enum GivenBack<'a> {
     Aborted,
     /// The version is not in the matrix, or not any more.
     Unlisted(&'a Unlisted),
+    /// It had been told to start, and the window has closed before anything was done.
+    TooLate,
 }
 
 /// Gives a node back with its old driver: ONE patch. It waits for a slot again.
@@ -204,6 +206,10 @@ pub(super) fn give_back(
             format!("Given back with its old driver: {reason}. It is tried again after the others")
         }
         GivenBack::Unlisted(unlisted) => format!("Given back with its old driver: {unlisted}"),
+        GivenBack::TooLate => {
+            "Given back before anything was done: its window has closed meanwhile, and it waits for the next one"
+                .to_owned()
+        }
         GivenBack::Aborted => "Given back with its old driver: the rollout was aborted".to_owned(),
     };
     patch.event = Some(warning(view, message));
