@@ -254,6 +254,11 @@ impl<'a> Stages<'a> {
             )
         });
         if let Some(message) = waits.or_else(|| self.knows_nothing(index)) {
+            // Who holds it up hides nothing of what is seen on the others.
+            let is_watched = matches!(before.phase, StagePhase::Baking | StagePhase::AwaitingApproval);
+            if let Some(what) = is_watched.then(|| spoiled(view, stage, &before, nodes)).flatten() {
+                return StageStatus { phase: StagePhase::Spoiled, message: Some(what), ..before };
+            }
             let begun = !matches!(before.phase, StagePhase::Waiting | StagePhase::Failed);
             let phase = if begun { before.phase } else { StagePhase::Moving };
             return StageStatus { phase, message: Some(message), ..before };
@@ -362,8 +367,7 @@ impl<'a> Stages<'a> {
         before: StageStatus,
         nodes: &[&Member<'_>],
     ) -> StageStatus {
-        let watched = stage.bake.as_ref().zip(before.bake.as_ref()).filter(|_| !view.is_called_off());
-        match watched.and_then(|(rules, status)| bake::spoiled(view, rules, status, nodes)) {
+        match spoiled(view, stage, &before, nodes) {
             Some(what) => StageStatus { phase: StagePhase::Spoiled, message: Some(what), ..before },
             None => self.approved(stage, before),
         }
@@ -383,6 +387,12 @@ impl<'a> Stages<'a> {
     fn promoted(&self, stage: &str) -> Option<&'a StagePromotion> {
         self.promotions.iter().rev().find(|promotion| promotion.stage == stage)
     }
+}
+
+/// What has spoiled a stage between two looks at its bake, or after it.
+fn spoiled(view: &View<'_>, stage: &Stage, before: &StageStatus, nodes: &[&Member<'_>]) -> Option<String> {
+    let watched = stage.bake.as_ref().zip(before.bake.as_ref()).filter(|_| !view.is_called_off());
+    watched.and_then(|(rules, status)| bake::spoiled(view, rules, status, nodes))
 }
 
 impl Count {

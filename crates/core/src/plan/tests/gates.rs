@@ -9,6 +9,7 @@ use crate::contract::State;
 use crate::gate::{JobEnd, Obstacle, Outcome, PodState, Sample};
 use crate::plan::PoolStatus;
 use crate::reason::Reason;
+use crate::snapshot::Condition;
 use crate::visit::Cause;
 
 /// Two outdated nodes under a DriverPolicy with these gates.
@@ -632,4 +633,35 @@ fn a_bake_that_begins_again_asks_its_gates_again() {
     assert_eq!((status(&fleet).phase, asked(&fleet)), (RolloutPhase::Baking, 1));
     fleet.live(12 * 3600);
     assert_eq!((status(&fleet).phase, asked(&fleet)), (RolloutPhase::Done, 2));
+}
+
+/// Whoever could not be judged holds the stage up, and hides nothing of the others.
+#[test]
+fn a_stage_that_is_held_up_in_its_bake_is_still_watched() {
+    let gates = json!([{"name": "smoke", "preset": "smoke-training", "retries": 0}]);
+    for promotion in ["Auto", "Manual"] {
+        let bake = if promotion == "Auto" { "48h" } else { "1h" };
+        let canary =
+            json!({"name": "canary", "count": 2, "bake": {"duration": bake}, "promotion": promotion});
+        let rollout = json!({"gates": gates, "stages": [canary], "onFailure": "Pause"});
+        let mut fleet =
+            Fleet::without_policy().driver_policy("gpu", policy(&rollout)).nodes(4, NodeSpec::outdated);
+        fleet.live(2 * 3600);
+        let says = "ImagePullBackOff".into();
+        let blind = PodState::Failed { at: None, how: Outcome::NotRun(Obstacle::NotStarted { says }) };
+        fleet.gates.push(("smoke", Sample::After, blind));
+        let key = keys("gpu").requested;
+        fleet.node_mut("gpu-1").annotations.insert(key, "true".to_owned());
+        fleet.live(3600);
+        assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeFailed, "{}", fleet.screen());
+        let message = status(&fleet).stages[0].message.clone().unwrap();
+        assert!(message.starts_with("1 of its 2 nodes failed before"), "{message}");
+        let heartbeat = Some(fleet.snapshot.now);
+        let condition = Condition { kind: "GpuDcgmConnectivityFailure".into(), holds: true, heartbeat };
+        fleet.node_mut("gpu-2").conditions.push(condition);
+        fleet.live(1);
+        fleet.node_mut("gpu-2").conditions.clear();
+        fleet.live(60);
+        assert_eq!(status(&fleet).stages[0].phase, StagePhase::Spoiled, "{promotion}");
+    }
 }
