@@ -337,12 +337,21 @@ fn parts_of_atoms(
     starts.into_iter().filter(|(_, name)| is_part(name)).map(|(i, name)| (i, name.clone())).collect()
 }
 
-/// Starts while no window is open. A node without any driver starts at any time.
+/// Starts while no window is open, and cordons of nodes that were only told to start. A node without any driver starts at any
+/// time.
 fn out_of_hours(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
     if policy.windows.at(snapshot.now, SignedDuration::ZERO).is_open() {
         return Vec::new();
     }
-    let late = starts(mine).filter(|(_, patch)| !only_loads(snapshot, policy, done, &patch.node));
+    // Whoever wrote that label, and whenever.
+    let begins = |patch: &NodePatch| {
+        let told = patch.to.as_ref().is_some_and(|to| to.from == State::CordonRequired);
+        let recorded = patch.annotations.get(VISIT_ANNOTATION).flatten().is_some();
+        told && recorded && visit(snapshot, &patch.node).is_none()
+    };
+    let begun = patches(mine).filter(|(_, patch)| begins(patch));
+    let late = starts(mine).chain(begun);
+    let late = late.filter(|(_, patch)| !only_loads(snapshot, policy, done, &patch.node));
     late.map(|(i, patch)| (i, patch.node.clone())).collect()
 }
 

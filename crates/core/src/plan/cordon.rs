@@ -79,6 +79,7 @@ pub(super) fn take_in(view: &View<'_>, member: &Member<'_>, early: &Early) -> De
     patch.annotations.set(VISIT_ANNOTATION, Some(visit.to_text()));
     let came = match early {
         Early::Stage(stage) => format!("came up with the new driver before stage {stage} is open"),
+        Early::TakenBack => "came up with a version that was taken back and is there still".to_owned(),
         Early::Gates => "came up with the new driver by itself, past its gates".to_owned(),
         Early::DriverManager => "was cordoned by its driver manager, and its driver is up".to_owned(),
     };
@@ -185,6 +186,8 @@ pub(super) enum GivenBack<'a> {
     Aborted,
     /// The version is not in the matrix, or not any more.
     Unlisted(&'a Unlisted),
+    /// It had been told to start, and the window has closed before anything was done.
+    TooLate,
 }
 
 /// Gives a node back with its old driver: ONE patch. It waits for a slot again.
@@ -203,6 +206,10 @@ pub(super) fn give_back(
             format!("Given back with its old driver: {reason}. It is tried again after the others")
         }
         GivenBack::Unlisted(unlisted) => format!("Given back with its old driver: {unlisted}"),
+        GivenBack::TooLate => {
+            "Given back before anything was done: its window has closed meanwhile, and it waits for the next one"
+                .to_owned()
+        }
         GivenBack::Aborted => "Given back with its old driver: the rollout was aborted".to_owned(),
     };
     patch.event = Some(warning(view, message));

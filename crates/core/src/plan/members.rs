@@ -82,6 +82,8 @@ pub(super) enum Early {
     DriverManager,
     /// The stage of this name, which it belongs to, is not open.
     Stage(String),
+    /// The version was taken back, and is there still.
+    TakenBack,
     /// Its gates have not seen the driver.
     Gates,
 }

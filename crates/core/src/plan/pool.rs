@@ -509,6 +509,7 @@ fn muster<'a>(
     let may_fail = || policy.limits.failure_threshold.of(ledger.total);
     ledger.max_failed = if view.goes_back { ledger.total } else { may_fail() };
     let stages = Stages::of(view, &mustered);
+    let mut rooms = stages.rooms();
     for (index, member) in mustered.iter_mut().enumerate().filter(|_| *status == PoolStatus::Active) {
         member.stage_moves = stages.index(index).is_none_or(|stage| stages.moves(stage));
         let settled = member.pending.is_none() && !member.refuses(view.snapshot.now);
@@ -525,6 +526,16 @@ fn muster<'a>(
                 |reason| Start::No(Box::new(reason)),
             );
         }
+        // What it takes up is not there for those that start in the same pass.
+        if matches!(member.start, Start::Early(_)) {
+            let new = !member.node.is_out();
+            if let Some(room) = stages.index(index).and_then(|stage| rooms.get_mut(stage)) {
+                room.take(1, usize::from(new));
+            }
+            if new {
+                ties.take_in(policy, member);
+            }
+        }
     }
     candidates.retain(|candidate| !matches!(mustered[candidate.index].start, Start::Early(_)));
     candidates.retain_mut(|candidate| {
@@ -539,7 +550,7 @@ fn muster<'a>(
         false
     });
     // The controller's own node goes last, also while others are only about to be told that they are due.
-    for (index, start) in ledger.grant(candidates, &mut stages.rooms(), &mut ties, unmarked) {
+    for (index, start) in ledger.grant(candidates, &mut rooms, &mut ties, unmarked) {
         mustered[index].start = start;
     }
     Muster { members: mustered, stages, ledger, ties }

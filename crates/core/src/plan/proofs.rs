@@ -177,7 +177,7 @@ pub(super) fn repeat(
     nodes: &[&Member<'_>],
     asked: &mut Asked,
 ) -> Rounds {
-    let mut rounds = Rounds::default();
+    let (mut rounds, about) = (Rounds::default(), in_bake(since));
     for gate in view.policy.rollout.node_gates() {
         let Some(every) = gate.repeat else { continue };
         let round = view.snapshot.now.duration_since(since).as_secs() / every.as_secs().max(1);
@@ -185,14 +185,14 @@ pub(super) fn repeat(
         asked.wake(since.saturating_add(next).unwrap_or(Timestamp::MAX));
         // The newest round decides, however long ago it began.
         let mut newest: BTreeMap<&NodeName, i64> = BTreeMap::new();
-        for job in asked_before(view, gate, stage, BAKE) {
+        for job in asked_before(view, gate, stage, &about) {
             let (Some(node), Some(round)) = (job.run.nodes.first(), round_of(&job.run)) else { continue };
             let known = newest.entry(node).or_insert(round);
             *known = round.max(*known);
         }
         // The bake begins when the gate has just passed.
         for member in nodes.iter().filter(|member| round > 0 && is_in_service(member)) {
-            let times = Times { round, newest: newest.get(member.name).copied(), ends };
+            let times = Times { about: &about, round, newest: newest.get(member.name).copied(), ends };
             ask_again(view, gate, (stage, times), member, asked, &mut rounds);
         }
     }
@@ -200,7 +200,9 @@ pub(super) fn repeat(
 }
 
 /// The round that it is, and the last one that was begun on a node.
-struct Times {
+struct Times<'a> {
+    /// The bake.
+    about: &'a str,
     round: i64,
     newest: Option<i64>,
     ends: bool,
@@ -209,14 +211,14 @@ struct Times {
 fn ask_again(
     view: &View<'_>,
     gate: &Gate,
-    (stage, times): (&str, Times),
+    (stage, times): (&str, Times<'_>),
     member: &Member<'_>,
     asked: &mut Asked,
     rounds: &mut Rounds,
 ) {
-    let Times { round, newest, ends } = times;
+    let Times { about, round, newest, ends } = times;
     let node = || vec![member.name.clone()];
-    let run = |round: i64| run(view, gate, stage, node(), &format!("{BAKE} {round}"));
+    let run = |round: i64| run(view, gate, stage, node(), &format!("{about} {round}"));
     let says = |round: i64| gates::ask(view, gate, run(round), before(view, member, gate));
     let on = format!("gate {} on node {}", gate.name, member.name);
     let older = newest.filter(|newest| *newest != round).map(says);
@@ -264,10 +266,11 @@ pub(super) fn count_rounds(
     (from, to): (Timestamp, Timestamp),
     asked: &mut Asked,
 ) {
+    let Some(about) = status.bake.as_ref().map(|bake| in_bake(bake.since.0)) else { return };
     let stage = status.name.clone();
     for gate in view.policy.rollout.node_gates().filter(|gate| gate.repeat.is_some()) {
         let ended = |job: &&JobFacts| job.end.is_some_and(|(at, _)| at >= from && at < to);
-        for facts in asked_before(view, gate, &stage, BAKE).filter(ended) {
+        for facts in asked_before(view, gate, &stage, &about).filter(ended) {
             let member = nodes.iter().find(|member| facts.run.nodes.first() == Some(member.name));
             let before = member.and_then(|member| before(view, member, gate));
             let Some(job) = view.snapshot.gate_job(&facts.name) else { continue };
@@ -334,9 +337,14 @@ fn is_in_service(member: &Member<'_>) -> bool {
     done && !member.unproven && member.node.ready
 }
 
-/// What gates at the end of a stage, and those that are repeated in its bake, are about: the first word of it.
+/// What gates at the end of a stage are about.
 const END: &str = "end";
-const BAKE: &str = "bake";
+
+/// What gates that are repeated in a bake are about. A stage may bake again, with other drivers: what was said in the bake
+/// before says nothing of these. The round comes behind it.
+fn in_bake(since: Timestamp) -> String {
+    format!("bake {}", since.as_second())
+}
 
 fn run(view: &View<'_>, gate: &Gate, stage: &str, nodes: Vec<NodeName>, subject: &str) -> GateRun {
     GateRun {
@@ -358,7 +366,7 @@ fn target(view: &View<'_>) -> String {
 }
 
 fn round_of(run: &GateRun) -> Option<i64> {
-    run.subject.split(' ').nth(1)?.parse().ok()
+    run.subject.split(' ').nth(2)?.parse().ok()
 }
 
 /// The Jobs of a gate for one purpose in a stage of this rollout.
@@ -371,11 +379,12 @@ fn asked_before<'a>(
     let (rollout, target) = (view.rollout.clone().unwrap_or_default(), target(view));
     view.snapshot.gate_jobs.values().filter(move |job| {
         let run = &job.run;
-        let words = (run.subject.split(' ').next(), run.subject.split(' ').next_back());
+        let is_about = run.subject.strip_prefix(about).is_some_and(|rest| rest.starts_with(' '));
         run.gate == gate.name
             && run.rollout == rollout
             && run.stage.as_deref() == Some(stage)
-            && words == (Some(about), Some(target.as_str()))
+            && is_about
+            && run.subject.split(' ').next_back() == Some(target.as_str())
     })
 }
 

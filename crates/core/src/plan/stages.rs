@@ -19,6 +19,7 @@ use crate::contract::{CANARY_LABEL, State};
 use crate::names::NodeName;
 use crate::policy::{CANARY_STAGE, Pick, RolloutRules, Stage};
 use crate::reason::{Limit, Narrow, Reason};
+use crate::snapshot::Rollout;
 
 /// The stages of one pool in one pass.
 pub(super) struct Stages<'a> {
@@ -154,13 +155,15 @@ impl<'a> Stages<'a> {
         !self.list.is_empty() && stage > self.frontier()
     }
 
-    /// Why a node that came up with the new driver by itself has to be proven: its stage is not open, or it has gates.
+    /// Why a node that came up with the new driver by itself has to be proven: its stage is not open, nobody else starts
+    /// towards this version any more, or it has gates.
     pub(super) fn early(&self, view: &View<'_>, index: usize, member: &Member<'_>) -> Option<Early> {
-        match self.index(index).filter(|stage| self.is_closed(*stage)) {
-            Some(stage) => (came_by_itself(view, member) && !is_skipped(view, member))
-                .then(|| Early::Stage(self.list[stage].name.clone())),
-            None => member.unproven.then_some(Early::Gates),
-        }
+        let taken_back = view.condemned.is_some() && !self.over;
+        let Some(stage) = self.index(index).filter(|stage| taken_back || self.is_closed(*stage)) else {
+            return member.unproven.then_some(Early::Gates);
+        };
+        let why = || if taken_back { Early::TakenBack } else { Early::Stage(self.list[stage].name.clone()) };
+        (came_by_itself(view, member) && !is_skipped(view, member)).then(why)
     }
 
     /// What each stage allows apart from the pool's limits.
@@ -251,6 +254,11 @@ impl<'a> Stages<'a> {
             )
         });
         if let Some(message) = waits.or_else(|| self.knows_nothing(index)) {
+            // Who holds it up hides nothing of what is seen on the others.
+            let is_watched = matches!(before.phase, StagePhase::Baking | StagePhase::AwaitingApproval);
+            if let Some(what) = is_watched.then(|| spoiled(view, stage, &before, nodes)).flatten() {
+                return StageStatus { phase: StagePhase::Spoiled, message: Some(what), ..before };
+            }
             let begun = !matches!(before.phase, StagePhase::Waiting | StagePhase::Failed);
             let phase = if begun { before.phase } else { StagePhase::Moving };
             return StageStatus { phase, message: Some(message), ..before };
@@ -359,8 +367,7 @@ impl<'a> Stages<'a> {
         before: StageStatus,
         nodes: &[&Member<'_>],
     ) -> StageStatus {
-        let watched = stage.bake.as_ref().zip(before.bake.as_ref()).filter(|_| !view.is_called_off());
-        match watched.and_then(|(rules, status)| bake::spoiled(view, rules, status, nodes)) {
+        match spoiled(view, stage, &before, nodes) {
             Some(what) => StageStatus { phase: StagePhase::Spoiled, message: Some(what), ..before },
             None => self.approved(stage, before),
         }
@@ -380,6 +387,12 @@ impl<'a> Stages<'a> {
     fn promoted(&self, stage: &str) -> Option<&'a StagePromotion> {
         self.promotions.iter().rev().find(|promotion| promotion.stage == stage)
     }
+}
+
+/// What has spoiled a stage between two looks at its bake, or after it.
+fn spoiled(view: &View<'_>, stage: &Stage, before: &StageStatus, nodes: &[&Member<'_>]) -> Option<String> {
+    let watched = stage.bake.as_ref().zip(before.bake.as_ref()).filter(|_| !view.is_called_off());
+    watched.and_then(|(rules, status)| bake::spoiled(view, rules, status, nodes))
 }
 
 impl Count {
@@ -443,25 +456,35 @@ pub(super) fn is_unproven(view: &View<'_>, member: &Member<'_>) -> bool {
 }
 
 /// It came to the wanted version by no visit, since the rollout began or since we last left it: its driver pod was lost, or it
-/// joined. A driver that was there before, or that the rollout does not change, is nothing new.
+/// joined. A driver that was there before, or that the rollout does not change, is nothing new. A version that was taken back
+/// comes to nodes all the same, as long as nobody has put back the one before.
 fn came_by_itself(view: &View<'_>, member: &Member<'_>) -> bool {
     let Standing::Label(label) = member.standing else { return false };
     // Who has failed and has no record stays failed until a person looks at it.
     let moves = label.in_flight() || label == State::UpgradeFailed;
     let moves = moves || member.sync != Freshness::InSync || member.needs_driver();
     let last = member.node.last_visit.as_ref();
-    if moves || view.is_called_off() || view.last_visit_of_rollout(member).is_some() {
+    if moves || view.aborted.is_some() || view.last_visit_of_rollout(member).is_some() {
         return false;
     }
     let is_new = || {
-        let rollout = view.snapshot.rollouts.get(view.rollout.as_ref()?)?;
+        let (name, rollout) = brought_by(view)?;
         let since = rollout.status.as_ref()?.started_at.as_ref()?.0;
         let (daemon_set, pod) = (member.daemon_set?, member.pod?);
-        // What the rollout does not change is not in there.
-        rollout.spec.previous.as_ref()?.target.get(&*daemon_set.name.name)?;
+        // What the rollout does not change is not in there. A way back changes what it takes back.
+        let changing = view.way_back_of.unwrap_or(rollout);
+        changing.spec.previous.as_ref()?.target.get(&*daemon_set.name.name)?;
+        let visited_by = last.and_then(|last| last.rollout_of(&view.policy.driver));
+        let left = last.and_then(|last| last.pods.get(&view.policy.driver));
+        // To a node that was never upgraded the version before is nothing new.
+        let is_its_own = view.goes_back && visited_by != rollout.spec.rollback_of.as_deref();
+        // A visit has left this very pod there, or another one of the same version.
+        if is_its_own || visited_by == Some(name) || left.is_some_and(|left| left.uid == pod.uid) {
+            return None;
+        }
         // Nobody may have looked when the new template came: what was not there yet when we left the node came after us.
         let came_after_us = || {
-            let last = last.filter(|last| last.rollout_of(&view.policy.driver).is_some())?;
+            let last = last.filter(|_| visited_by.is_some())?;
             let mut known = view.snapshot.revisions.values().filter(|known| known.owner == daemon_set.uid);
             known
                 .find(|known| Some(&known.hash) == pod.revision.as_ref())
@@ -470,6 +493,16 @@ fn came_by_itself(view: &View<'_>, member: &Member<'_>) -> bool {
         Some(pod.created > since || came_after_us().unwrap_or(false))
     };
     is_new().unwrap_or(false)
+}
+
+/// The rollout that brings what is wanted, with its name. None begins for a version that went wrong: it is the one in which it
+/// did.
+fn brought_by<'a>(view: &'a View<'_>) -> Option<(&'a str, &'a Rollout)> {
+    let name = match &view.condemned {
+        Some(Reason::Condemned { rollout, .. }) => rollout,
+        _ => view.rollout.as_ref()?,
+    };
+    Some((name, view.snapshot.rollouts.get(name)?))
 }
 
 fn is_skipped(view: &View<'_>, member: &Member<'_>) -> bool {

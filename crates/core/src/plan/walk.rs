@@ -21,6 +21,7 @@ use crate::policy::Policy;
 use crate::reason::Reason;
 use crate::snapshot::{Object, SetbackKind};
 use crate::visit::{Cause, Failure, Visit, Walk};
+use crate::windows::Opening;
 
 /// A new leader gets this long to try for itself before deadlines fire that ran out while nobody led.
 const NEW_LEADER_GRACE: SignedDuration = SignedDuration::from_secs(10);
@@ -196,6 +197,10 @@ fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Le
         }
         State::CordonRequired if let Some(unlisted) = struck_off(view, member) => {
             give_back(view, member, &NO_HOLDS, &GivenBack::Unlisted(unlisted))
+        }
+        // It was told to start and nobody came: nothing was done to it yet, and by now that would be out of hours.
+        State::CordonRequired if matches!(view.opening, Opening::Closed { .. }) && !member.needs_driver() => {
+            give_back(view, member, &NO_HOLDS, &GivenBack::TooLate)
         }
         State::CordonRequired => cordon(view, member, None),
         // The label says that somebody was at work here, but no record says what was done to the node.

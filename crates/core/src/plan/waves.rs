@@ -170,6 +170,15 @@ impl<'a> Ties<'a> {
             .all(|(group, (_, new))| *new == 0 || standing(group) + new <= self.group_max(group))
     }
 
+    /// A node that was in service goes out now, and asks nobody for a slot.
+    pub(super) fn take_in(&mut self, policy: &Policy, member: &Member<'a>) {
+        let group = policy.topology.group_of(member.node.labels());
+        if let Some(group) = group.and_then(|group| self.groups.get_mut(group)) {
+            group.out.push(member.name.clone());
+            group.moving += 1;
+        }
+    }
+
     /// A unit starts now.
     pub(super) fn take(&mut self, unit: &Unit<'a>) {
         for node in unit.nodes.iter().filter(|node| !node.already_out) {

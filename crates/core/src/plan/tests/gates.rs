@@ -9,6 +9,7 @@ use crate::contract::State;
 use crate::gate::{JobEnd, Obstacle, Outcome, PodState, Sample};
 use crate::plan::PoolStatus;
 use crate::reason::Reason;
+use crate::snapshot::Condition;
 use crate::visit::Cause;
 
 /// Two outdated nodes under a DriverPolicy with these gates.
@@ -565,4 +566,102 @@ fn a_canary_whose_gate_cannot_judge_condemns_no_version() {
     fleet.set_label("gpu-1", "upgrade-required");
     fleet.live(4 * 3600);
     assert_eq!(status(&fleet).phase, RolloutPhase::Done);
+}
+
+/// Two nodes that cannot start for now, in one zone of which one node may be out.
+fn zoned(more: &Value) -> Fleet {
+    let mut rollout = json!({"gates": smoke()});
+    for (field, value) in more.as_object().unwrap() {
+        rollout[field] = value.clone();
+    }
+    let stuck = |name: &str| node(name).outdated().label("zone", "a").pod(pod("shell").bare());
+    let mut fleet = Fleet::without_policy()
+        .driver_policy("gpu", policy(&rollout))
+        .with(stuck("a-1"))
+        .with(stuck("a-2"))
+        .with(node("b-1"));
+    fleet.live(60);
+    for node in ["a-1", "a-2"] {
+        fleet.remove_pods(node, |pod| &*pod.name.name == "shell");
+    }
+    comes_up(&mut fleet, "a-1");
+    fleet
+}
+
+/// Both are found in the same pass, by whoever leads then.
+#[test]
+fn who_came_by_itself_takes_its_place_in_its_group_before_others_start() {
+    let mut fleet = zoned(&json!({"topology": {"spread": {"label": "zone", "max": 1}}}));
+    insta::assert_snapshot!(fleet.why("a-2"), @"at most 1 of the nodes with zone=a may be out (topology.spread), and a-1 is");
+    fleet.step();
+    let out = |fleet: &Fleet| fleet.snapshot.nodes.values().filter(|node| node.unschedulable).count();
+    assert_eq!((out(&fleet), fleet.told("a-2 -> cordon-required").len()), (1, 0));
+    fleet.play();
+    assert_eq!(fleet.verdict("a-2").state, State::UpgradeDone);
+}
+
+#[test]
+fn who_came_by_itself_takes_its_place_in_its_stage_before_others_start() {
+    for limit in ["maxParallelUpgrades", "maxUnavailable"] {
+        let mut stage = json!({"name": "all"});
+        stage[limit] = json!(1);
+        let mut fleet = zoned(&json!({"stages": [stage]}));
+        fleet.step();
+        assert_eq!(fleet.told("a-1 -> pod-restart-required +cordon").len(), 1, "{limit}");
+        assert_eq!(fleet.told("a-2 -> cordon-required"), [""; 0], "{limit}");
+        fleet.play();
+        assert_eq!(fleet.verdict("a-2").state, State::UpgradeDone);
+    }
+}
+
+/// The Job of the bake before is there still, and is about a driver that is gone.
+#[test]
+fn a_bake_that_begins_again_asks_its_gates_again() {
+    let gates = json!([{"name": "ecc-errors", "preset": "ecc-errors", "repeatEvery": "24h"}]);
+    let mut fleet = staged(&gates, "30h");
+    fleet.live(25 * 3600);
+    let asked = |fleet: &Fleet| fleet.told("gpu-1 gate ecc-errors After 1 for stage canary").len();
+    assert_eq!(asked(&fleet), 1);
+    let key = keys("gpu").requested;
+    fleet.node_mut("gpu-1").annotations.insert(key, "true".to_owned());
+    fleet.crashes_on.insert("gpu-1".to_owned());
+    fleet.live(3600);
+    assert_eq!(status(&fleet).stages[0].phase, StagePhase::Failed);
+    fleet.crashes_on.clear();
+    fleet.set_label("gpu-1", "upgrade-required");
+    fleet.live(20 * 3600);
+    assert_eq!((status(&fleet).phase, asked(&fleet)), (RolloutPhase::Baking, 1));
+    fleet.live(12 * 3600);
+    assert_eq!((status(&fleet).phase, asked(&fleet)), (RolloutPhase::Done, 2));
+}
+
+/// Whoever could not be judged holds the stage up, and hides nothing of the others.
+#[test]
+fn a_stage_that_is_held_up_in_its_bake_is_still_watched() {
+    let gates = json!([{"name": "smoke", "preset": "smoke-training", "retries": 0}]);
+    for promotion in ["Auto", "Manual"] {
+        let bake = if promotion == "Auto" { "48h" } else { "1h" };
+        let canary =
+            json!({"name": "canary", "count": 2, "bake": {"duration": bake}, "promotion": promotion});
+        let rollout = json!({"gates": gates, "stages": [canary], "onFailure": "Pause"});
+        let mut fleet =
+            Fleet::without_policy().driver_policy("gpu", policy(&rollout)).nodes(4, NodeSpec::outdated);
+        fleet.live(2 * 3600);
+        let says = "ImagePullBackOff".into();
+        let blind = PodState::Failed { at: None, how: Outcome::NotRun(Obstacle::NotStarted { says }) };
+        fleet.gates.push(("smoke", Sample::After, blind));
+        let key = keys("gpu").requested;
+        fleet.node_mut("gpu-1").annotations.insert(key, "true".to_owned());
+        fleet.live(3600);
+        assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeFailed, "{}", fleet.screen());
+        let message = status(&fleet).stages[0].message.clone().unwrap();
+        assert!(message.starts_with("1 of its 2 nodes failed before"), "{message}");
+        let heartbeat = Some(fleet.snapshot.now);
+        let condition = Condition { kind: "GpuDcgmConnectivityFailure".into(), holds: true, heartbeat };
+        fleet.node_mut("gpu-2").conditions.push(condition);
+        fleet.live(1);
+        fleet.node_mut("gpu-2").conditions.clear();
+        fleet.live(60);
+        assert_eq!(status(&fleet).stages[0].phase, StagePhase::Spoiled, "{promotion}");
+    }
 }

@@ -281,6 +281,15 @@ fn nothing_starts_outside_of_a_window() {
     assert_eq!(broken(&fleet("13:00"), vec![start("n")]), [(Promise::InWindows, "n".to_owned(), 0)]);
     let loads = node("m").at(State::UpgradeRequired).annotation(&keys("gpu").safe_load, "true");
     assert_eq!(broken(&fleet("13:00").with(loads), vec![start("m")]), []);
+    let told = node("t").outdated().at(State::CordonRequired);
+    let take = || {
+        let annotations = Changes::from((VISIT_ANNOTATION, Some("{}".to_owned())));
+        let patch = patch("t", State::CordonRequired, State::WaitForJobsRequired);
+        vec![Action::PatchNode(NodePatch { annotations, unschedulable: Some(true), ..patch })]
+    };
+    assert_eq!(broken(&fleet("12:00").with(told.clone()), take()), []);
+    let late = [(Promise::InWindows, "t".to_owned(), 0)];
+    assert_eq!(broken(&fleet("13:00").with(told), take()), late, "whenever it was told to");
 }
 
 #[test]

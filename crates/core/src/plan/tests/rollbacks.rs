@@ -412,3 +412,87 @@ fn a_change_that_is_not_of_the_version_is_put_back_by_a_person() {
     let message = status(&fleet, "gpu-1").message.clone().unwrap();
     assert!(message.ends_with("is not its spec.driver.version; put it back there"), "{message}");
 }
+
+/// Its driver pod was lost, and the DaemonSet makes one of what it has at that time.
+fn comes_up_with(fleet: &mut Fleet, node: &str, revision: &str, uid: &str) {
+    comes_up(fleet, node);
+    let driver = fleet.driver_mut(node);
+    (driver.revision, driver.uid) = (Some(revision.into()), uid.into());
+    driver.image =
+        format!("nvcr.io/nvidia/driver:{}", if revision == OLD { "560.35.03" } else { "565.57.01" }).into();
+}
+
+fn taken_in(fleet: &Fleet, node: &str) -> usize {
+    fleet.told(&format!("{node} -> pod-restart-required +cordon")).len()
+}
+
+#[test]
+fn a_node_that_comes_up_with_a_version_that_nobody_could_put_back_is_taken_out_and_proven() {
+    let mut fleet = bad_canary(&json!({}));
+    fleet.daemon_set_mut().manager = Some("Argo CD (application gpu)".into());
+    fleet.live(3 * 3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Halted]);
+    comes_up(&mut fleet, "gpu-1");
+    fleet.step();
+    assert!(fleet.node_mut("gpu-1").unschedulable, "{}", fleet.screen());
+    assert_eq!(
+        fleet
+            .told("Warning \"The node came up with a version that was taken back and is there still; it is cordoned and proven like a canary\"")
+            .len(),
+        1
+    );
+    fleet.live(24 * 3600);
+    assert_eq!((fleet.verdict("gpu-1").state, taken_in(&fleet, "gpu-1")), (State::UpgradeDone, 1));
+    assert!(!fleet.node_mut("gpu-1").unschedulable);
+    assert_eq!(status(&fleet, "gpu-1").early, ["gpu-1"]);
+    assert_eq!(fleet.told("gpu-1 evict"), [""; 0]);
+}
+
+/// No rollout begins for it.
+#[test]
+fn a_node_that_comes_up_with_a_condemned_version_that_was_set_again_is_proven_once() {
+    let mut fleet = bad_canary(&json!({}));
+    fleet.live(3 * 3600);
+    fleet.publish("gpu", 9, NEW);
+    fleet.daemon_set_mut().driver_version = Some("565.57.01".parse().unwrap());
+    fleet.live(3600);
+    comes_up(&mut fleet, "gpu-1");
+    fleet.step();
+    assert!(fleet.node_mut("gpu-1").unschedulable, "{}", fleet.screen());
+    fleet.live(24 * 3600);
+    assert_eq!((fleet.verdict("gpu-1").state, taken_in(&fleet, "gpu-1")), (State::UpgradeDone, 1));
+    assert_eq!(fleet.snapshot.rollouts.len(), 2);
+}
+
+#[test]
+fn a_called_off_rollout_takes_nobody_in() {
+    let mut fleet = fleet(&json!({}));
+    fleet.live(1800);
+    fleet.snapshot.rollouts.get_mut("gpu-1").unwrap().spec.abort = true;
+    comes_up(&mut fleet, "gpu-1");
+    fleet.live(3600);
+    assert_eq!(taken_in(&fleet, "gpu-1"), 0, "{}", fleet.screen());
+}
+
+#[test]
+fn a_node_that_comes_back_by_itself_does_not_get_past_its_gates_unless_it_was_never_away() {
+    let smoke = json!([{"name": "smoke", "preset": "smoke-training"}]);
+    let mut fleet = fleet(&json!({"gates": smoke}));
+    fleet.live(1800);
+    // These two cannot start on their way, there or back.
+    for node in [CANARY, "gpu-1"] {
+        fleet.put(&node.into(), pod("shell").bare());
+    }
+    say(&mut fleet, "gpu-1", false);
+    fleet.live(3600);
+    assert_eq!(fleet.verdict(CANARY).state, State::UpgradeRequired, "{}", fleet.screen());
+    for node in [CANARY, "gpu-1"] {
+        fleet.remove_pods(node, |pod| &*pod.name.name == "shell");
+        comes_up_with(&mut fleet, node, OLD, &format!("uid-came-back-{node}"));
+    }
+    fleet.live(3600);
+    all_back(&fleet);
+    let asked = |fleet: &Fleet, node: &str| fleet.told(&format!("{node} gate smoke After")).len();
+    assert_eq!((asked(&fleet, CANARY), asked(&fleet, "gpu-1")), (2, 0), "{:#?}", fleet.told("gate"));
+    assert_eq!(taken_in(&fleet, "gpu-1"), 0);
+}

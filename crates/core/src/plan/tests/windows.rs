@@ -122,9 +122,36 @@ fn a_node_without_any_driver_starts_at_any_time() {
 
 #[test]
 fn a_visit_that_is_under_way_goes_on_after_the_window_closed() {
-    let mut fleet = fleet(0, window("22:00", "4h")).with(node("gpu-1").outdated().at(State::CordonRequired));
+    let under_way = node("gpu-1").outdated().at(State::WaitForJobsRequired);
+    let mut fleet = fleet(0, window("22:00", "4h")).with(under_way);
     fleet.play();
     assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeDone);
+    assert!(fleet.snapshot.now < after(10 * 3600), "it waits for no window");
+}
+
+/// Its label is there, and whoever wrote it was away until the window had closed.
+#[test]
+fn a_node_that_was_told_to_start_and_not_taken_waits_for_the_next_window() {
+    let told = node("gpu-1").outdated().at(State::CordonRequired).pod(pod("train"));
+    let mut fleet = fleet(0, window("22:00", "4h")).with(told);
+    fleet.step();
+    fleet.settle();
+    assert!(matches!(fleet.reason("gpu-1"), Reason::WindowClosed { .. }), "{}", fleet.screen());
+    assert!(!fleet.node_mut("gpu-1").unschedulable);
+    assert_eq!(fleet.told("gpu-1 evict"), [""; 0]);
+    assert_eq!(fleet.told("Given back before anything was done").len(), 1);
+    fleet.snapshot.now = after(10 * 3600);
+    fleet.play();
+    assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeDone);
+}
+
+#[test]
+fn a_node_without_any_driver_is_taken_at_any_time() {
+    let waits = node("new").at(State::CordonRequired).annotation(&keys("gpu").safe_load, "true");
+    let mut fleet = fleet(0, window("22:00", "4h")).with(waits);
+    fleet.driver_mut("new").ready = false;
+    fleet.step();
+    assert!(fleet.node_mut("new").unschedulable, "{}", fleet.screen());
 }
 
 #[test]
