@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 
+use super::origin::{self, Origin};
 use super::pool::daemon_sets;
-use super::rollback::{self, Origin, Wanted};
+use super::rollback::{self, Wanted};
 use super::{Plan, PoolPlan, PoolStatus, Verdict, fit, timeline};
 use crate::action::{Action, Event};
 use crate::api::{
@@ -146,7 +147,7 @@ fn create(
     let target = done.target.iter().map(|(ds, hash)| (ds.clone(), hash.to_string())).collect();
     let taken_back = rollback::taken_back(snapshot, pool, wanted);
     // The way back has no way back.
-    let origin = rollback::origin(snapshot, pool, wanted).filter(|_| taken_back.is_none());
+    let origin = origin::origin(snapshot, pool, wanted).filter(|_| taken_back.is_none());
     let (previous, version) = match origin {
         Some(Origin { previous, version }) => (Some(previous), version),
         None => (None, done.version.clone()),
