@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::rollback::{Wanted, is_forgivable, version_of};
+use super::rollback::{Wanted, brought, is_forgivable, version_before, version_of};
 use super::rollout::rollouts;
 use crate::api::Previous;
 use crate::names::RevisionHash;
@@ -18,20 +18,44 @@ pub(super) struct Origin {
 }
 
 /// What ran before in each DaemonSet that a new rollout changes. The versions are of the largest whose version changes, or
-/// else of the largest that changes at all.
+/// else of the largest that changes at all. `None` also if the way back from there is not known: a person has to find it.
 pub(super) fn origin(snapshot: &Snapshot, pool: &Pool, wanted: &Wanted<'_>) -> Option<Origin> {
     let mut target = BTreeMap::new();
     let mut changes = Vec::new();
     for (name, ds) in &wanted.daemon_sets {
-        let Some(Before { hash, version, pods }) = ran_before(snapshot, pool, ds, wanted.target.get(*name))
-        else {
-            continue;
-        };
+        let new = wanted.target.get(*name);
+        let Some(before) = ran_before(snapshot, pool, ds, new) else { continue };
+        let known = good_before(snapshot, pool, ds, before);
+        let Before { hash, version, pods } =
+            known.filter(|before| new.map(RevisionHash::as_str) != Some(before.hash))?;
         target.insert((*name).to_owned(), hash.to_owned());
         changes.push(((version != ds.driver_version, pods), version, ds.driver_version.clone()));
     }
     let (_, from, version) = changes.into_iter().max_by_key(|(rank, ..)| *rank)?;
     Some(Origin { previous: Previous { target, version: from.map(|from| from.to_string()) }, version })
+}
+
+/// Where a way back may end: not at what a rollout brought that went wrong, which nobody may start towards, but at what ran
+/// before that. `None` if nobody knows.
+fn good_before<'a>(
+    snapshot: &'a Snapshot,
+    pool: &'a Pool,
+    ds: &DaemonSet,
+    mut before: Before<'a>,
+) -> Option<Before<'a>> {
+    let name = ds.name.name.as_ref();
+    let wrong = || rollouts(snapshot, pool).filter(|(_, rollout)| !is_forgivable(rollout));
+    // Each leads one step back. Two that took each other's place lead nowhere.
+    for _ in 0..=wrong().count() {
+        let brings =
+            |(_, rollout): &(u32, &Rollout)| brought(rollout, name, before.hash, before.version.as_ref());
+        let Some((_, bad)) = wrong().filter(brings).max_by_key(|(number, _)| *number) else {
+            return Some(before);
+        };
+        let hash = bad.spec.previous.as_ref()?.target.get(name)?;
+        before = Before { hash, version: version_before(snapshot, ds, bad), ..before };
+    }
+    None
 }
 
 /// What ran in a DaemonSet.

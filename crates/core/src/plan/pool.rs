@@ -98,7 +98,8 @@ impl<'a> View<'a> {
             condemned: rollback::refusal(snapshot, pool, &wanted),
             unlisted: if goes_back { BTreeMap::new() } else { unlisted },
             goes_back,
-            way_back_of: rollback::way_back_of(snapshot, pool, begun, &wanted),
+            way_back_of: rollback::way_back_of(snapshot, pool, begun, &wanted)
+                .and_then(|bad| snapshot.rollouts.get(&bad)),
             rollout,
             rivals,
             siblings,

@@ -87,22 +87,37 @@ pub(super) fn refusal(snapshot: &Snapshot, pool: &Pool, wanted: &Wanted<'_>) -> 
 /// The same revisions; or the same driver version, where the rollout changed it or the DaemonSet is new. As long as one of
 /// several DaemonSets has not been put back, a version that is taken back is still there.
 fn speaks_of(rollout: &Rollout, wanted: &Wanted<'_>) -> bool {
-    let version = parsed(rollout.spec.version.as_deref());
-    let before = parsed(rollout.spec.previous.as_ref().and_then(|previous| previous.version.as_deref()));
-    let brings = version.filter(|version| before.is_some_and(|before| before != *version));
-    let is_changed = |ds: &str| changes(rollout, ds) || !rollout.spec.target.contains_key(ds);
-    let has_version = |ds: &str| brings.is_some() && wanted.version(ds) == brings.as_ref() && is_changed(ds);
     let condemns = |(ds, hash): (&String, &RevisionHash)| {
-        (rollout.is_taken_back() && is_new(rollout, ds, hash))
-            || (has_version(ds) && before_it(rollout, ds) != Some(hash.as_str()))
+        (rollout.is_taken_back() && is_new(rollout, ds, hash.as_str()))
+            || has_its_version(rollout, ds, hash.as_str(), wanted.version(ds))
     };
     has_target(rollout, wanted.target) || wanted.target.iter().any(condemns)
 }
 
+/// This revision of a DaemonSet came with the rollout, or is another one of the version that did.
+pub(super) fn brought(
+    rollout: &Rollout,
+    daemon_set: &str,
+    hash: &str,
+    version: Option<&DriverVersion>,
+) -> bool {
+    is_new(rollout, daemon_set, hash) || has_its_version(rollout, daemon_set, hash, version)
+}
+
 /// This revision of a DaemonSet came with the rollout.
-fn is_new(rollout: &Rollout, daemon_set: &str, hash: &RevisionHash) -> bool {
+fn is_new(rollout: &Rollout, daemon_set: &str, hash: &str) -> bool {
     let target = rollout.spec.target.get(daemon_set).map(String::as_str);
-    target == Some(hash.as_str()) && before_it(rollout, daemon_set) != target
+    target == Some(hash) && before_it(rollout, daemon_set) != target
+}
+
+/// It is a revision of the driver version that came with the rollout.
+fn has_its_version(rollout: &Rollout, daemon_set: &str, hash: &str, version: Option<&DriverVersion>) -> bool {
+    let brings = parsed(rollout.spec.version.as_deref());
+    let before = parsed(rollout.spec.previous.as_ref().and_then(|previous| previous.version.as_deref()));
+    let is_another = brings.is_some() && before.is_some() && brings != before;
+    let is_changed = changes(rollout, daemon_set) || !rollout.spec.target.contains_key(daemon_set);
+    let is_of_it = version == brings.as_ref() && before_it(rollout, daemon_set) != Some(hash);
+    is_another && is_changed && is_of_it
 }
 
 /// The rollout brought another revision of a DaemonSet.
@@ -138,17 +153,16 @@ pub(super) fn taken_back(snapshot: &Snapshot, pool: &Pool, wanted: &Wanted<'_>) 
 }
 
 /// The rollout that nodes come back from: the one under way says so, or a new one would.
-pub(super) fn way_back_of<'a>(
-    snapshot: &'a Snapshot,
+pub(super) fn way_back_of(
+    snapshot: &Snapshot,
     pool: &Pool,
     begun: Option<&Rollout>,
     wanted: &Wanted<'_>,
-) -> Option<&'a Rollout> {
-    let bad = match begun {
-        Some(begun) => begun.spec.rollback_of.clone()?,
-        None => name(pool, taken_back(snapshot, pool, wanted)?),
-    };
-    snapshot.rollouts.get(&bad)
+) -> Option<String> {
+    match begun {
+        Some(begun) => begun.spec.rollback_of.clone(),
+        None => Some(name(pool, taken_back(snapshot, pool, wanted)?)),
+    }
 }
 
 /// On the way back from another version: a driver of the wanted one stays as it is if only its template is another one, which
@@ -164,7 +178,7 @@ pub(super) fn spares(view: &View<'_>, pod: &Pod, ds: &DaemonSet) -> bool {
         rollout.spec.rollback_of.is_none() && of.is_some() && of == hash.map(RevisionHash::as_str)
     };
     let came_with = |rollout: &Rollout| {
-        pod.revision.as_ref().is_none_or(|revision| is_new(rollout, &ds.name.name, revision))
+        pod.revision.as_ref().is_none_or(|revision| is_new(rollout, &ds.name.name, revision.as_str()))
     };
     let has_to_go =
         |rollout: &Rollout| wanted_before(rollout) || (!is_forgivable(rollout) && came_with(rollout));
@@ -174,7 +188,11 @@ pub(super) fn spares(view: &View<'_>, pod: &Pod, ds: &DaemonSet) -> bool {
 }
 
 /// The driver version of a DaemonSet before a rollout; of one whose revision of then is gone, that of the others.
-fn version_before(snapshot: &Snapshot, ds: &DaemonSet, rollout: &Rollout) -> Option<DriverVersion> {
+pub(super) fn version_before(
+    snapshot: &Snapshot,
+    ds: &DaemonSet,
+    rollout: &Rollout,
+) -> Option<DriverVersion> {
     let own = before_it(rollout, &ds.name.name).and_then(|hash| version_of(snapshot, ds, hash));
     own.or_else(|| parsed(rollout.spec.previous.as_ref()?.version.as_deref()))
 }
@@ -288,7 +306,7 @@ fn way_back(
     };
     let mut ways = Vec::new();
     let is_back = |ds: &DaemonSet| {
-        target.get(ds.name.name.as_ref()).is_some_and(|hash| !is_new(rollout, &ds.name.name, hash))
+        target.get(ds.name.name.as_ref()).is_some_and(|hash| !is_new(rollout, &ds.name.name, hash.as_str()))
     };
     let daemon_sets = daemon_sets(snapshot, policy);
     // DaemonSets of one pool may be rendered from several objects, and come from different versions.

@@ -412,3 +412,73 @@ fn a_change_that_is_not_of_the_version_is_put_back_by_a_person() {
     let message = status(&fleet, "gpu-1").message.clone().unwrap();
     assert!(message.ends_with("is not its spec.driver.version; put it back there"), "{message}");
 }
+
+/// All nodes have a version that is taken back, and cannot be put back: somebody else owns it.
+fn stuck_on_a_bad_version() -> Fleet {
+    let mut fleet = fleet(&json!({}));
+    fleet.live(3 * 3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Done]);
+    fleet.daemon_set_mut().manager = Some("Argo CD (application gpu)".into());
+    say(&mut fleet, "gpu-1", false);
+    fleet.live(3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Halted]);
+    fleet
+}
+
+/// Another version comes than the one before, and fails on its canary.
+fn next_version_fails(fleet: &mut Fleet) {
+    fleet.daemon_set_mut().manager = None;
+    fleet.crashes_on.insert(CANARY.to_owned());
+    let number = fleet.snapshot.revisions.values().map(|revision| revision.number).max().unwrap() + 1;
+    fleet.publish("gpu", number, "newer");
+    fleet.daemon_set_mut().driver_version = Some("570.86.15".parse().unwrap());
+    fleet.live(3 * 3600);
+}
+
+#[test]
+fn a_version_that_went_wrong_is_never_what_another_one_is_rolled_back_to() {
+    let mut fleet = stuck_on_a_bad_version();
+    next_version_fails(&mut fleet);
+    let previous = fleet.snapshot.rollouts["gpu-2"].spec.previous.clone().unwrap();
+    assert_eq!(previous.version.as_deref(), Some("560.35.03"));
+    assert_eq!(previous.target.values().collect::<Vec<_>>(), [OLD]);
+    all_back(&fleet);
+    assert_eq!(phases(&fleet), [RolloutPhase::Superseded, RolloutPhase::RolledBack, RolloutPhase::Done]);
+    assert_eq!(fleet.snapshot.rollouts["gpu-3"].spec.rollback_of.as_deref(), Some("gpu-2"));
+}
+
+/// Most nodes still have the version that went wrong when somebody loses patience and sets the next one.
+#[test]
+fn a_version_that_comes_in_the_middle_of_a_way_back_goes_back_to_where_that_one_led() {
+    let mut fleet = fleet(&json!({}));
+    fleet.live(3 * 3600);
+    let slow = json!({"maxParallelUpgrades": 1});
+    let spec = fleet.snapshot.sources.driver_policies.get_mut("gpu").unwrap();
+    spec.upgrade_policy = serde_json::from_value(slow).unwrap();
+    say(&mut fleet, "gpu-1", false);
+    while !nodes(&fleet).iter().any(|node| node.ends_with("upgrade-done old")) {
+        fleet.step();
+    }
+    next_version_fails(&mut fleet);
+    assert_eq!(
+        fleet.snapshot.rollouts["gpu-3"].spec.previous.as_ref().unwrap().target.values().next().unwrap(),
+        OLD
+    );
+    fleet.live(3 * 3600);
+    all_back(&fleet);
+}
+
+/// The one before went wrong as well, and what ran before that is not known.
+#[test]
+fn where_nothing_good_ran_before_a_person_says_where_to_go_back_to() {
+    let mut fleet = stuck_on_a_bad_version();
+    fleet.snapshot.rollouts.get_mut("gpu-1").unwrap().spec.previous = None;
+    next_version_fails(&mut fleet);
+    assert_eq!(phases(&fleet)[1], RolloutPhase::Halted);
+    let message = status(&fleet, "gpu-2").message.clone().unwrap();
+    assert!(
+        message.ends_with("what ran before is not known; set the driver version back by hand"),
+        "{message}"
+    );
+    assert!(nodes(&fleet).iter().filter(|node| node.ends_with("upgrade-required new")).count() == 5);
+}
