@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::rollback::{Wanted, brought, is_forgivable, version_before, version_of};
-use super::rollout::rollouts;
-use crate::api::Previous;
+use super::rollback::{Wanted, brought, is_forgivable, parsed, version_before, version_of};
+use super::rollout::{newest, rollouts};
+use super::timeline::was_done;
+use crate::api::{Previous, RolloutPhase};
 use crate::names::RevisionHash;
 use crate::policy::Pool;
-use crate::snapshot::{DaemonSet, Rollout, Snapshot};
+use crate::snapshot::{DaemonSet, Pod, Rollout, Snapshot};
 use crate::version::DriverVersion;
 
 /// What a new rollout comes from.
@@ -20,11 +21,12 @@ pub(super) struct Origin {
 /// What ran before in each DaemonSet that a new rollout changes. The versions are of the largest whose version changes, or
 /// else of the largest that changes at all. `None` also if the way back from there is not known: a person has to find it.
 pub(super) fn origin(snapshot: &Snapshot, pool: &Pool, wanted: &Wanted<'_>) -> Option<Origin> {
-    let mut target = BTreeMap::new();
-    let mut changes = Vec::new();
+    let unfinished = unfinished(snapshot, pool, wanted);
+    let (mut target, mut changes) = (BTreeMap::new(), Vec::new());
     for (name, ds) in &wanted.daemon_sets {
         let new = wanted.target.get(*name);
-        let Some(before) = ran_before(snapshot, pool, ds, new) else { continue };
+        let said = unfinished.and_then(|rollout| said_before(snapshot, rollout, ds, new));
+        let Some(before) = said.or_else(|| ran_before(snapshot, pool, ds, new)) else { continue };
         let known = good_before(snapshot, pool, ds, before);
         let Before { hash, version, pods } =
             known.filter(|before| new.map(RevisionHash::as_str) != Some(before.hash))?;
@@ -58,6 +60,41 @@ fn good_before<'a>(
     None
 }
 
+/// The newest rollout, if its version is rendered anew on its way. Most nodes may have it by now, in its first rendering; but that
+/// is no version to go back to from its second one.
+fn unfinished<'a>(snapshot: &'a Snapshot, pool: &'a Pool, wanted: &Wanted<'_>) -> Option<&'a Rollout> {
+    let (_, last) = newest(snapshot, pool)?;
+    let said = last.status.as_ref();
+    let is_over = said.is_some_and(|said| said.phase == RolloutPhase::Failed || was_done(said));
+    let changed = &last.spec.previous.as_ref()?.target;
+    let brought = |name: &str, ds: &DaemonSet| {
+        let own = last.spec.target.get(name).and_then(|hash| version_of(snapshot, ds, hash));
+        own.or_else(|| parsed(last.spec.version.as_deref()))
+    };
+    let is_same =
+        |name: &str, ds: &DaemonSet| ds.driver_version.is_some() && brought(name, ds) == ds.driver_version;
+    let mut changed = wanted.daemon_sets.iter().filter(|(name, _)| changed.contains_key(**name));
+    (!is_over && changed.all(|(name, ds)| is_same(name, ds))).then_some(last)
+}
+
+/// What a rollout says that ran before it.
+fn said_before<'a>(
+    snapshot: &'a Snapshot,
+    rollout: &'a Rollout,
+    ds: &DaemonSet,
+    target: Option<&RevisionHash>,
+) -> Option<Before<'a>> {
+    let hash = rollout.spec.previous.as_ref()?.target.get(ds.name.name.as_ref())?.as_str();
+    let pods = pods_of(snapshot, ds).count();
+    let is_another = target.map(RevisionHash::as_str) != Some(hash);
+    is_another.then(|| Before { hash, version: version_before(snapshot, ds, rollout), pods })
+}
+
+fn pods_of<'a>(snapshot: &'a Snapshot, ds: &DaemonSet) -> impl Iterator<Item = &'a Pod> {
+    let owned = move |pod: &&Pod| pod.owner.as_ref().is_some_and(|owner| owner.uid == ds.uid);
+    snapshot.pods.values().flat_map(BTreeMap::values).filter(owned)
+}
+
 /// What ran in a DaemonSet.
 struct Before<'a> {
     hash: &'a str,
@@ -77,9 +114,8 @@ fn ran_before<'a>(
     let wanted_in = |rollout: &'a Rollout| rollout.spec.target.get(ds.name.name.as_ref()).map(String::as_str);
     let mut over = rollouts(snapshot, pool).filter(|(_, rollout)| is_forgivable(rollout));
     let mut counts: BTreeMap<&RevisionHash, (usize, &str)> = BTreeMap::new();
-    for pod in snapshot.pods.values().flat_map(BTreeMap::values) {
-        let owned = pod.owner.as_ref().is_some_and(|owner| owner.uid == ds.uid);
-        if let Some(hash) = pod.revision.as_ref().filter(|_| owned) {
+    for pod in pods_of(snapshot, ds) {
+        if let Some(hash) = &pod.revision {
             counts.entry(hash).or_insert((0, &pod.image)).0 += 1;
         }
     }

@@ -132,7 +132,7 @@ fn before_it<'a>(rollout: &'a Rollout, daemon_set: &str) -> Option<&'a str> {
     changed.or_else(|| rollout.spec.target.get(daemon_set)).map(String::as_str)
 }
 
-fn parsed(version: Option<&str>) -> Option<DriverVersion> {
+pub(super) fn parsed(version: Option<&str>) -> Option<DriverVersion> {
     version.and_then(|version| version.parse().ok())
 }
 

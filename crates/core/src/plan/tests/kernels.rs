@@ -167,6 +167,28 @@ fn a_straggler_does_not_make_a_change_of_what_was_rolled_out_before() {
     assert_eq!(others.filter(|node| touched(&fleet, node)).count(), 0);
 }
 
+/// Kernel a has the version on most nodes, and then the driver of kernel b is rendered again: that ends nothing for kernel a.
+#[test]
+fn a_change_of_one_daemon_set_does_not_forget_where_another_one_came_from() {
+    let mut fleet = beside_an_unchanged("z-last", NEW, Renderer::Nobody);
+    fleet.live(1800);
+    fleet.snapshot.rollouts.get_mut("gpu-1").unwrap().spec.promotions.push(crate::api::StagePromotion {
+        stage: "canary".into(),
+        by: "mei".into(),
+        at: crate::api::stamp(fleet.snapshot.now),
+        skip_bake: true,
+    });
+    fleet.node_mut("gpu-4").set_label(&keys("gpu").skip, Some("true"));
+    while done(&fleet, NEW) < 3 {
+        fleet.step();
+    }
+    fleet.publish(OTHER, 30, "new-again");
+    fleet.live(60);
+    let previous = fleet.snapshot.rollouts["gpu-2"].spec.previous.clone().unwrap();
+    assert_eq!(previous.target.values().collect::<Vec<_>>(), [OLD, NEW]);
+    assert_eq!(previous.version.as_deref(), Some("560.35.03"));
+}
+
 #[test]
 fn the_version_before_is_what_most_nodes_ran() {
     let mut fleet = beside_an_unchanged("a-first", NEW, Renderer::Nobody);

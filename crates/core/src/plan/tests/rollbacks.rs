@@ -482,3 +482,44 @@ fn where_nothing_good_ran_before_a_person_says_where_to_go_back_to() {
     );
     assert!(nodes(&fleet).iter().filter(|node| node.ends_with("upgrade-required new")).count() == 5);
 }
+
+/// More than half of the fleet has the version when an edit of its object renders it anew; then it goes wrong.
+#[test]
+fn a_version_that_is_rendered_anew_half_way_still_goes_back_to_the_one_before() {
+    let mut fleet = fleet(&json!({"stages": [{"name": "all", "maxParallelUpgrades": 1}]}));
+    let source = Source::ClusterPolicy("cluster-policy".to_owned());
+    let facts =
+        crate::policy::ClusterPolicyFacts { driver: json!({"version": "565.57.01"}), ..Default::default() };
+    fleet.snapshot.sources.cluster_policies.insert("cluster-policy".to_owned(), facts);
+    fleet.daemon_set_mut().rendered_by = Some(source.clone());
+    while nodes(&fleet).iter().filter(|node| node.ends_with("upgrade-done new")).count() < 4 {
+        fleet.step();
+    }
+    fleet.publish("gpu", 20, "new-with-options");
+    fleet.live(60);
+    let previous = fleet.snapshot.rollouts["gpu-2"].spec.previous.clone().unwrap();
+    assert_eq!(previous.version.as_deref(), Some("560.35.03"));
+    say(&mut fleet, "gpu-2", false);
+    fleet.live(3 * 3600);
+    all_back(&fleet);
+    assert_eq!(fleet.snapshot.sources.version_of(&source), Some("560.35.03"));
+    // Neither rendering of it starts again.
+    for (number, hash) in [(30, NEW), (31, "new-again")] {
+        fleet.publish("gpu", number, hash);
+        fleet.daemon_set_mut().driver_version = Some("565.57.01".parse().unwrap());
+        fleet.live(60);
+        assert!(fleet.why("gpu-1").starts_with("this version went wrong in rollout gpu-2"), "{hash}");
+    }
+}
+
+/// Every node was done with the first rendering: that is a version to go back to.
+#[test]
+fn a_version_that_was_rolled_out_is_what_its_next_rendering_comes_from() {
+    let mut fleet = fleet(&json!({}));
+    fleet.live(3 * 3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Done]);
+    fleet.publish("gpu", 20, "new-with-options");
+    fleet.live(60);
+    let previous = fleet.snapshot.rollouts["gpu-2"].spec.previous.clone().unwrap();
+    assert_eq!(previous.target.values().collect::<Vec<_>>(), [NEW]);
+}
