@@ -174,7 +174,8 @@ fn set_again(
 ) {
     let Some(said) = rollout.status.as_ref().filter(|_| done.status == PoolStatus::Active) else { return };
     let back = match (said.phase, &said.rollback) {
-        (RolloutPhase::RollingBack | RolloutPhase::Halted, Some(back)) => {
+        // Whatever held the pool up in the middle of it does not any more.
+        (RolloutPhase::RollingBack | RolloutPhase::Halted | RolloutPhase::Frozen, Some(back)) => {
             rollback::carry_out(snapshot, pool, rollout, &done.target, plan);
             Some(rollback::judge(snapshot, pool, rollout, &done.target, back.clone()))
         }

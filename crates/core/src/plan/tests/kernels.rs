@@ -6,6 +6,7 @@ use super::fixture::*;
 use super::rollbacks::{nodes, phases, say, touched};
 use crate::api::RolloutPhase;
 use crate::policy::Source;
+use crate::snapshot::{Object, SetbackKind};
 use crate::version::DriverVersion;
 
 const CANARY: &str = "gpu-3";
@@ -128,6 +129,31 @@ fn each_object_gets_back_the_version_that_it_had() {
     fleet.live(60);
     let versions = &fleet.snapshot.sources.nvidia_driver_versions;
     assert_eq!((versions["a"].as_str(), versions["b"].as_str()), ("560.35.03", "550.54.14"));
+}
+
+/// One of two DaemonSets is back, the other one could not be written yet, and a GPU Operator shows up for a moment.
+#[test]
+fn a_version_that_is_back_in_a_part_of_the_pool_is_put_back_in_the_rest_after_a_freeze() {
+    let mut fleet = beside_an_unchanged("z-last", OLD, Renderer::Nobody);
+    fleet.publish(OTHER, 9, NEW);
+    fleet.daemon_set_of(OTHER).driver_version = Some("565.57.01".parse().unwrap());
+    fleet.live(1800);
+    let refused = Object::DaemonSet(fleet.daemon_set_of(OTHER).name.clone());
+    let later = fleet.snapshot.now + jiff::SignedDuration::from_mins(5);
+    fleet.setback(refused.clone(), SetbackKind::Error("no".into()), later);
+    say(&mut fleet, "gpu-1", false);
+    while fleet.told("daemonset -> old").is_empty() {
+        fleet.step();
+    }
+    fleet.snapshot.gpu_operator.deployments.insert("gpu-operator".into());
+    fleet.step();
+    assert_eq!(phases(&fleet), [RolloutPhase::Frozen]);
+    fleet.snapshot.gpu_operator.deployments.clear();
+    fleet.snapshot.setbacks.remove(&refused);
+    fleet.live(3 * 3600);
+    assert_eq!(fleet.told("z-last -> old").len(), 1, "{}", fleet.story.join("\n"));
+    assert_eq!(phases(&fleet), [RolloutPhase::RolledBack, RolloutPhase::Done]);
+    assert!(nodes(&fleet).iter().all(|node| node.ends_with("upgrade-done old")), "{}", fleet.screen());
 }
 
 #[test]
