@@ -27,6 +27,7 @@
 //!  timeline.rs      … and what was decided
 //!  fit.rs           … as far as there is room for it
 //!  matrix.rs      versions that nobody has listed, and what runs otherwise than listed
+//!  origin.rs      where a rollout comes from, and so where its way back goes
 //!  rollback.rs    versions that went wrong, and the way back
 //!  refresh.rs     the clients of every node, for somebody who looks after nothing else
 //! ```
@@ -42,6 +43,7 @@ mod ledger;
 mod matrix;
 mod members;
 mod offers;
+mod origin;
 mod patch;
 mod pool;
 mod proofs;

@@ -33,7 +33,7 @@ type Target = BTreeMap<String, RevisionHash>;
 /// What the DaemonSets of a pool ask for.
 pub(super) struct Wanted<'a> {
     pub(super) target: &'a Target,
-    daemon_sets: BTreeMap<&'a str, &'a DaemonSet>,
+    pub(super) daemon_sets: BTreeMap<&'a str, &'a DaemonSet>,
 }
 
 impl<'a> Wanted<'a> {
@@ -87,22 +87,37 @@ pub(super) fn refusal(snapshot: &Snapshot, pool: &Pool, wanted: &Wanted<'_>) -> 
 /// The same revisions; or the same driver version, where the rollout changed it or the DaemonSet is new. As long as one of
 /// several DaemonSets has not been put back, a version that is taken back is still there.
 fn speaks_of(rollout: &Rollout, wanted: &Wanted<'_>) -> bool {
-    let version = parsed(rollout.spec.version.as_deref());
-    let before = parsed(rollout.spec.previous.as_ref().and_then(|previous| previous.version.as_deref()));
-    let brings = version.filter(|version| before.is_some_and(|before| before != *version));
-    let is_changed = |ds: &str| changes(rollout, ds) || !rollout.spec.target.contains_key(ds);
-    let has_version = |ds: &str| brings.is_some() && wanted.version(ds) == brings.as_ref() && is_changed(ds);
     let condemns = |(ds, hash): (&String, &RevisionHash)| {
-        (rollout.is_taken_back() && is_new(rollout, ds, hash))
-            || (has_version(ds) && before_it(rollout, ds) != Some(hash.as_str()))
+        (rollout.is_taken_back() && is_new(rollout, ds, hash.as_str()))
+            || has_its_version(rollout, ds, hash.as_str(), wanted.version(ds))
     };
     has_target(rollout, wanted.target) || wanted.target.iter().any(condemns)
 }
 
+/// This revision of a DaemonSet came with the rollout, or is another one of the version that did.
+pub(super) fn brought(
+    rollout: &Rollout,
+    daemon_set: &str,
+    hash: &str,
+    version: Option<&DriverVersion>,
+) -> bool {
+    is_new(rollout, daemon_set, hash) || has_its_version(rollout, daemon_set, hash, version)
+}
+
 /// This revision of a DaemonSet came with the rollout.
-fn is_new(rollout: &Rollout, daemon_set: &str, hash: &RevisionHash) -> bool {
+fn is_new(rollout: &Rollout, daemon_set: &str, hash: &str) -> bool {
     let target = rollout.spec.target.get(daemon_set).map(String::as_str);
-    target == Some(hash.as_str()) && before_it(rollout, daemon_set) != target
+    target == Some(hash) && before_it(rollout, daemon_set) != target
+}
+
+/// It is a revision of the driver version that came with the rollout.
+fn has_its_version(rollout: &Rollout, daemon_set: &str, hash: &str, version: Option<&DriverVersion>) -> bool {
+    let brings = parsed(rollout.spec.version.as_deref());
+    let before = parsed(rollout.spec.previous.as_ref().and_then(|previous| previous.version.as_deref()));
+    let is_another = brings.is_some() && before.is_some() && brings != before;
+    let is_changed = changes(rollout, daemon_set) || !rollout.spec.target.contains_key(daemon_set);
+    let is_of_it = version == brings.as_ref() && before_it(rollout, daemon_set) != Some(hash);
+    is_another && is_changed && is_of_it
 }
 
 /// The rollout brought another revision of a DaemonSet.
@@ -117,7 +132,7 @@ fn before_it<'a>(rollout: &'a Rollout, daemon_set: &str) -> Option<&'a str> {
     changed.or_else(|| rollout.spec.target.get(daemon_set)).map(String::as_str)
 }
 
-fn parsed(version: Option<&str>) -> Option<DriverVersion> {
+pub(super) fn parsed(version: Option<&str>) -> Option<DriverVersion> {
     version.and_then(|version| version.parse().ok())
 }
 
@@ -138,17 +153,16 @@ pub(super) fn taken_back(snapshot: &Snapshot, pool: &Pool, wanted: &Wanted<'_>) 
 }
 
 /// The rollout that nodes come back from: the one under way says so, or a new one would.
-pub(super) fn way_back_of<'a>(
-    snapshot: &'a Snapshot,
+pub(super) fn way_back_of(
+    snapshot: &Snapshot,
     pool: &Pool,
     begun: Option<&Rollout>,
     wanted: &Wanted<'_>,
-) -> Option<&'a Rollout> {
-    let bad = match begun {
-        Some(begun) => begun.spec.rollback_of.clone()?,
-        None => name(pool, taken_back(snapshot, pool, wanted)?),
-    };
-    snapshot.rollouts.get(&bad)
+) -> Option<String> {
+    match begun {
+        Some(begun) => begun.spec.rollback_of.clone(),
+        None => Some(name(pool, taken_back(snapshot, pool, wanted)?)),
+    }
 }
 
 /// On the way back from another version: a driver of the wanted one stays as it is if only its template is another one, which
@@ -164,7 +178,7 @@ pub(super) fn spares(view: &View<'_>, pod: &Pod, ds: &DaemonSet) -> bool {
         rollout.spec.rollback_of.is_none() && of.is_some() && of == hash.map(RevisionHash::as_str)
     };
     let came_with = |rollout: &Rollout| {
-        pod.revision.as_ref().is_none_or(|revision| is_new(rollout, &ds.name.name, revision))
+        pod.revision.as_ref().is_none_or(|revision| is_new(rollout, &ds.name.name, revision.as_str()))
     };
     let has_to_go =
         |rollout: &Rollout| wanted_before(rollout) || (!is_forgivable(rollout) && came_with(rollout));
@@ -173,78 +187,18 @@ pub(super) fn spares(view: &View<'_>, pod: &Pod, ds: &DaemonSet) -> bool {
         && !rollouts(view.snapshot, view.pool).any(|(_, rollout)| has_to_go(rollout))
 }
 
-/// What a new rollout comes from.
-pub(super) struct Origin {
-    pub(super) previous: Previous,
-    /// The version that it brings, of the same DaemonSet as the one that ran before.
-    pub(super) version: Option<DriverVersion>,
-}
-
-/// What ran before in each DaemonSet that a new rollout changes. The versions are of the largest whose version changes, or
-/// else of the largest that changes at all.
-pub(super) fn origin(snapshot: &Snapshot, pool: &Pool, wanted: &Wanted<'_>) -> Option<Origin> {
-    let mut target = BTreeMap::new();
-    let mut changes = Vec::new();
-    for (name, ds) in &wanted.daemon_sets {
-        let Some(Before { hash, version, pods }) = ran_before(snapshot, pool, ds, wanted.target.get(*name))
-        else {
-            continue;
-        };
-        target.insert((*name).to_owned(), hash.to_owned());
-        changes.push(((version != ds.driver_version, pods), version, ds.driver_version.clone()));
-    }
-    let (_, from, version) = changes.into_iter().max_by_key(|(rank, ..)| *rank)?;
-    Some(Origin { previous: Previous { target, version: from.map(|from| from.to_string()) }, version })
-}
-
-/// What ran in a DaemonSet.
-struct Before<'a> {
-    hash: &'a str,
-    version: Option<DriverVersion>,
-    /// In so many pods.
-    pods: usize,
-}
-
-/// What most pods of a DaemonSet are of that are not of the new revision. Where there are no pods at all, what was last
-/// wanted. A few stragglers do not make a change of a revision that was rolled out before.
-fn ran_before<'a>(
-    snapshot: &'a Snapshot,
-    pool: &'a Pool,
-    ds: &DaemonSet,
-    target: Option<&RevisionHash>,
-) -> Option<Before<'a>> {
-    let wanted_in = |rollout: &'a Rollout| rollout.spec.target.get(ds.name.name.as_ref()).map(String::as_str);
-    let mut over = rollouts(snapshot, pool).filter(|(_, rollout)| is_forgivable(rollout));
-    let mut counts: BTreeMap<&RevisionHash, (usize, &str)> = BTreeMap::new();
-    for pod in snapshot.pods.values().flat_map(BTreeMap::values) {
-        let owned = pod.owner.as_ref().is_some_and(|owner| owner.uid == ds.uid);
-        if let Some(hash) = pod.revision.as_ref().filter(|_| owned) {
-            counts.entry(hash).or_insert((0, &pod.image)).0 += 1;
-        }
-    }
-    if counts.is_empty() {
-        let (_, last) = over.max_by_key(|(number, _)| *number)?;
-        let hash = wanted_in(last).filter(|hash| target.is_some_and(|target| target.as_str() != *hash))?;
-        return Some(Before { hash, version: version_of(snapshot, ds, hash), pods: 0 });
-    }
-    let all: usize = counts.values().map(|(count, _)| count).sum();
-    let there = target.and_then(|target| counts.get(target)).map_or(0, |(count, _)| *count);
-    if there * 2 > all && over.any(|(_, rollout)| wanted_in(rollout) == target.map(RevisionHash::as_str)) {
-        return None;
-    }
-    let others = counts.into_iter().filter(|(hash, _)| Some(*hash) != target);
-    let (hash, (pods, image)) = others.max_by_key(|(_, (count, _))| *count)?;
-    Some(Before { hash: hash.as_str(), version: DriverVersion::from_image(image), pods })
-}
-
 /// The driver version of a DaemonSet before a rollout; of one whose revision of then is gone, that of the others.
-fn version_before(snapshot: &Snapshot, ds: &DaemonSet, rollout: &Rollout) -> Option<DriverVersion> {
+pub(super) fn version_before(
+    snapshot: &Snapshot,
+    ds: &DaemonSet,
+    rollout: &Rollout,
+) -> Option<DriverVersion> {
     let own = before_it(rollout, &ds.name.name).and_then(|hash| version_of(snapshot, ds, hash));
     own.or_else(|| parsed(rollout.spec.previous.as_ref()?.version.as_deref()))
 }
 
 /// The driver version of a revision, as long as that is there.
-fn version_of(snapshot: &Snapshot, ds: &DaemonSet, hash: &str) -> Option<DriverVersion> {
+pub(super) fn version_of(snapshot: &Snapshot, ds: &DaemonSet, hash: &str) -> Option<DriverVersion> {
     let mut revisions = snapshot.revisions.values().filter(|revision| revision.owner == ds.uid);
     revisions.find(|revision| revision.hash.as_str() == hash)?.driver_version.clone()
 }
@@ -352,7 +306,7 @@ fn way_back(
     };
     let mut ways = Vec::new();
     let is_back = |ds: &DaemonSet| {
-        target.get(ds.name.name.as_ref()).is_some_and(|hash| !is_new(rollout, &ds.name.name, hash))
+        target.get(ds.name.name.as_ref()).is_some_and(|hash| !is_new(rollout, &ds.name.name, hash.as_str()))
     };
     let daemon_sets = daemon_sets(snapshot, policy);
     // DaemonSets of one pool may be rendered from several objects, and come from different versions.

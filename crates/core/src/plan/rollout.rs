@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 
+use super::origin::{self, Origin};
 use super::pool::daemon_sets;
-use super::rollback::{self, Origin, Wanted};
+use super::rollback::{self, Wanted};
 use super::{Plan, PoolPlan, PoolStatus, Verdict, fit, timeline};
 use crate::action::{Action, Event};
 use crate::api::{
@@ -94,13 +95,15 @@ pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &m
     let wanted = Wanted::of(&done.target, &daemon_sets(snapshot, policy));
     let current = newest.filter(|(_, rollout)| is_current(rollout, &done.target));
     let condemned = rollback::condemned(snapshot, pool, &wanted);
+    let goes_back_from = rollback::way_back_of(snapshot, pool, current.map(|(_, rollout)| rollout), &wanted);
     let others = rollouts(snapshot, pool).filter(|(number, _)| current.is_none_or(|(now, _)| *number != now));
     for (older, rollout) in others {
         let name = name(pool, older);
         if condemned.is_some_and(|(number, _)| number == older) {
             set_again(snapshot, pool, done, &name, rollout, plan);
         } else {
-            supersede(snapshot, &name, rollout, plan);
+            let goes_back = goes_back_from.as_ref() == Some(&name);
+            supersede(snapshot, &name, rollout, goes_back, plan);
         }
     }
     forget(snapshot, pool, plan);
@@ -112,13 +115,13 @@ pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &m
         let has_to_move = |v: &Verdict| waits(v) || v.state.in_flight();
         let may = done.status == PoolStatus::Active && condemned.is_none();
         // A way back is written down even if no node has to go it: what comes after it is no way back any more.
-        let goes_back = || rollback::taken_back(snapshot, pool, &wanted).is_some();
         // Nothing new comes to a node that is only proven.
         let visit = |name: &NodeName| snapshot.nodes.get(name)?.visit.as_ref()?.as_ref().ok();
         let only_proven =
             |(name, v): (&NodeName, &Verdict)| v.in_sync && visit(name).is_some_and(|visit| visit.early);
         let moves = |(name, v): (&NodeName, &Verdict)| has_to_move(v) && !only_proven((name, v));
-        if may && (done.nodes.iter().any(moves) || goes_back()) {
+        // A way back is written down even if no node has to go it: what comes after it is no way back any more.
+        if may && (done.nodes.iter().any(moves) || goes_back_from.is_some()) {
             create(snapshot, pool, done, &wanted, newest.map_or(1, |(number, _)| number + 1), plan);
         }
         return;
@@ -146,7 +149,7 @@ fn create(
     let target = done.target.iter().map(|(ds, hash)| (ds.clone(), hash.to_string())).collect();
     let taken_back = rollback::taken_back(snapshot, pool, wanted);
     // The way back has no way back.
-    let origin = rollback::origin(snapshot, pool, wanted).filter(|_| taken_back.is_none());
+    let origin = origin::origin(snapshot, pool, wanted).filter(|_| taken_back.is_none());
     let (previous, version) = match origin {
         Some(Origin { previous, version }) => (Some(previous), version),
         None => (None, done.version.clone()),
@@ -171,7 +174,8 @@ fn set_again(
 ) {
     let Some(said) = rollout.status.as_ref().filter(|_| done.status == PoolStatus::Active) else { return };
     let back = match (said.phase, &said.rollback) {
-        (RolloutPhase::RollingBack | RolloutPhase::Halted, Some(back)) => {
+        // Whatever held the pool up in the middle of it does not any more.
+        (RolloutPhase::RollingBack | RolloutPhase::Halted | RolloutPhase::Frozen, Some(back)) => {
             rollback::carry_out(snapshot, pool, rollout, &done.target, plan);
             Some(rollback::judge(snapshot, pool, rollout, &done.target, back.clone()))
         }
@@ -233,14 +237,19 @@ fn is_over(status: &RolloutStatus) -> bool {
     matches!(status.phase, Done | Failed | Superseded | Aborted | RolledBack)
 }
 
-fn supersede(snapshot: &Snapshot, name: &str, rollout: &Rollout, plan: &mut Plan) {
+/// Another target took its place: the version before, or one that nobody has had yet.
+fn supersede(snapshot: &Snapshot, name: &str, rollout: &Rollout, goes_back: bool, plan: &mut Plan) {
     if rollout.status.as_ref().is_some_and(is_over)
         || !may_write(snapshot, &Object::Rollout(name.to_owned()), plan)
     {
         return;
     }
     let said = rollout.status.clone().unwrap_or_default();
-    let phase = if said.rollback.is_some() { RolloutPhase::RolledBack } else { RolloutPhase::Superseded };
+    let phase = if said.rollback.is_some() && goes_back {
+        RolloutPhase::RolledBack
+    } else {
+        RolloutPhase::Superseded
+    };
     let finished_at = Some(stamp(snapshot.now));
     // What stood in the way does not any more.
     let rollback = said.rollback.clone().map(|back| RollbackStatus { message: None, ..back });

@@ -6,6 +6,7 @@ use super::fixture::*;
 use super::rollbacks::{nodes, phases, say, touched};
 use crate::api::RolloutPhase;
 use crate::policy::Source;
+use crate::snapshot::{Object, SetbackKind};
 use crate::version::DriverVersion;
 
 const CANARY: &str = "gpu-3";
@@ -130,6 +131,31 @@ fn each_object_gets_back_the_version_that_it_had() {
     assert_eq!((versions["a"].as_str(), versions["b"].as_str()), ("560.35.03", "550.54.14"));
 }
 
+/// One of two DaemonSets is back, the other one could not be written yet, and a GPU Operator shows up for a moment.
+#[test]
+fn a_version_that_is_back_in_a_part_of_the_pool_is_put_back_in_the_rest_after_a_freeze() {
+    let mut fleet = beside_an_unchanged("z-last", OLD, Renderer::Nobody);
+    fleet.publish(OTHER, 9, NEW);
+    fleet.daemon_set_of(OTHER).driver_version = Some("565.57.01".parse().unwrap());
+    fleet.live(1800);
+    let refused = Object::DaemonSet(fleet.daemon_set_of(OTHER).name.clone());
+    let later = fleet.snapshot.now + jiff::SignedDuration::from_mins(5);
+    fleet.setback(refused.clone(), SetbackKind::Error("no".into()), later);
+    say(&mut fleet, "gpu-1", false);
+    while fleet.told("daemonset -> old").is_empty() {
+        fleet.step();
+    }
+    fleet.snapshot.gpu_operator.deployments.insert("gpu-operator".into());
+    fleet.step();
+    assert_eq!(phases(&fleet), [RolloutPhase::Frozen]);
+    fleet.snapshot.gpu_operator.deployments.clear();
+    fleet.snapshot.setbacks.remove(&refused);
+    fleet.live(3 * 3600);
+    assert_eq!(fleet.told("z-last -> old").len(), 1, "{}", fleet.story.join("\n"));
+    assert_eq!(phases(&fleet), [RolloutPhase::RolledBack, RolloutPhase::Done]);
+    assert!(nodes(&fleet).iter().all(|node| node.ends_with("upgrade-done old")), "{}", fleet.screen());
+}
+
 #[test]
 fn a_daemon_set_without_any_pod_goes_back_with_the_others() {
     let mut fleet = two_sets("a-first");
@@ -165,6 +191,28 @@ fn a_straggler_does_not_make_a_change_of_what_was_rolled_out_before() {
     assert_eq!(done(&fleet, NEW), 4, "{}", fleet.screen());
     let others = (5..=7).map(|n| format!("gpu-{n}"));
     assert_eq!(others.filter(|node| touched(&fleet, node)).count(), 0);
+}
+
+/// Kernel a has the version on most nodes, and then the driver of kernel b is rendered again: that ends nothing for kernel a.
+#[test]
+fn a_change_of_one_daemon_set_does_not_forget_where_another_one_came_from() {
+    let mut fleet = beside_an_unchanged("z-last", NEW, Renderer::Nobody);
+    fleet.live(1800);
+    fleet.snapshot.rollouts.get_mut("gpu-1").unwrap().spec.promotions.push(crate::api::StagePromotion {
+        stage: "canary".into(),
+        by: "mei".into(),
+        at: crate::api::stamp(fleet.snapshot.now),
+        skip_bake: true,
+    });
+    fleet.node_mut("gpu-4").set_label(&keys("gpu").skip, Some("true"));
+    while done(&fleet, NEW) < 3 {
+        fleet.step();
+    }
+    fleet.publish(OTHER, 30, "new-again");
+    fleet.live(60);
+    let previous = fleet.snapshot.rollouts["gpu-2"].spec.previous.clone().unwrap();
+    assert_eq!(previous.target.values().collect::<Vec<_>>(), [OLD, NEW]);
+    assert_eq!(previous.version.as_deref(), Some("560.35.03"));
 }
 
 #[test]

@@ -5,7 +5,9 @@ use serde_json::json;
 use super::fixture::*;
 use crate::api::{RolloutPhase, RolloutStatus, Word, stamp};
 use crate::contract::State;
+use crate::gate::{PodState, Sample};
 use crate::policy::Source;
+use crate::snapshot::{Object, SetbackKind};
 
 const CANARY: &str = "gpu-3";
 
@@ -495,4 +497,212 @@ fn a_node_that_comes_back_by_itself_does_not_get_past_its_gates_unless_it_was_ne
     let asked = |fleet: &Fleet, node: &str| fleet.told(&format!("{node} gate smoke After")).len();
     assert_eq!((asked(&fleet, CANARY), asked(&fleet, "gpu-1")), (2, 0), "{:#?}", fleet.told("gate"));
     assert_eq!(taken_in(&fleet, "gpu-1"), 0);
+
+/// All nodes have a version that is taken back, and cannot be put back: somebody else owns it.
+fn stuck_on_a_bad_version() -> Fleet {
+    let mut fleet = fleet(&json!({}));
+    fleet.live(3 * 3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Done]);
+    fleet.daemon_set_mut().manager = Some("Argo CD (application gpu)".into());
+    say(&mut fleet, "gpu-1", false);
+    fleet.live(3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Halted]);
+    fleet
+}
+
+/// Another version comes than the one before, and fails on its canary.
+fn next_version_fails(fleet: &mut Fleet) {
+    fleet.daemon_set_mut().manager = None;
+    fleet.crashes_on.insert(CANARY.to_owned());
+    let number = fleet.snapshot.revisions.values().map(|revision| revision.number).max().unwrap() + 1;
+    fleet.publish("gpu", number, "newer");
+    fleet.daemon_set_mut().driver_version = Some("570.86.15".parse().unwrap());
+    fleet.live(3 * 3600);
+}
+
+#[test]
+fn a_version_that_went_wrong_is_never_what_another_one_is_rolled_back_to() {
+    let mut fleet = stuck_on_a_bad_version();
+    next_version_fails(&mut fleet);
+    let previous = fleet.snapshot.rollouts["gpu-2"].spec.previous.clone().unwrap();
+    assert_eq!(previous.version.as_deref(), Some("560.35.03"));
+    assert_eq!(previous.target.values().collect::<Vec<_>>(), [OLD]);
+    all_back(&fleet);
+    assert_eq!(phases(&fleet), [RolloutPhase::Superseded, RolloutPhase::RolledBack, RolloutPhase::Done]);
+    assert_eq!(fleet.snapshot.rollouts["gpu-3"].spec.rollback_of.as_deref(), Some("gpu-2"));
+}
+
+/// Most nodes still have the version that went wrong when somebody loses patience and sets the next one.
+#[test]
+fn a_version_that_comes_in_the_middle_of_a_way_back_goes_back_to_where_that_one_led() {
+    let mut fleet = fleet(&json!({}));
+    fleet.live(3 * 3600);
+    let slow = json!({"maxParallelUpgrades": 1});
+    let spec = fleet.snapshot.sources.driver_policies.get_mut("gpu").unwrap();
+    spec.upgrade_policy = serde_json::from_value(slow).unwrap();
+    say(&mut fleet, "gpu-1", false);
+    while !nodes(&fleet).iter().any(|node| node.ends_with("upgrade-done old")) {
+        fleet.step();
+    }
+    next_version_fails(&mut fleet);
+    assert_eq!(
+        fleet.snapshot.rollouts["gpu-3"].spec.previous.as_ref().unwrap().target.values().next().unwrap(),
+        OLD
+    );
+    fleet.live(3 * 3600);
+    all_back(&fleet);
+}
+
+/// The one before went wrong as well, and what ran before that is not known.
+#[test]
+fn where_nothing_good_ran_before_a_person_says_where_to_go_back_to() {
+    let mut fleet = stuck_on_a_bad_version();
+    fleet.snapshot.rollouts.get_mut("gpu-1").unwrap().spec.previous = None;
+    next_version_fails(&mut fleet);
+    assert_eq!(phases(&fleet)[1], RolloutPhase::Halted);
+    let message = status(&fleet, "gpu-2").message.clone().unwrap();
+    assert!(
+        message.ends_with("what ran before is not known; set the driver version back by hand"),
+        "{message}"
+    );
+    assert!(nodes(&fleet).iter().filter(|node| node.ends_with("upgrade-required new")).count() == 5);
+}
+
+/// More than half of the fleet has the version when an edit of its object renders it anew; then it goes wrong.
+#[test]
+fn a_version_that_is_rendered_anew_half_way_still_goes_back_to_the_one_before() {
+    let mut fleet = fleet(&json!({"stages": [{"name": "all", "maxParallelUpgrades": 1}]}));
+    let source = Source::ClusterPolicy("cluster-policy".to_owned());
+    let facts =
+        crate::policy::ClusterPolicyFacts { driver: json!({"version": "565.57.01"}), ..Default::default() };
+    fleet.snapshot.sources.cluster_policies.insert("cluster-policy".to_owned(), facts);
+    fleet.daemon_set_mut().rendered_by = Some(source.clone());
+    while nodes(&fleet).iter().filter(|node| node.ends_with("upgrade-done new")).count() < 4 {
+        fleet.step();
+    }
+    fleet.publish("gpu", 20, "new-with-options");
+    fleet.live(60);
+    let previous = fleet.snapshot.rollouts["gpu-2"].spec.previous.clone().unwrap();
+    assert_eq!(previous.version.as_deref(), Some("560.35.03"));
+    say(&mut fleet, "gpu-2", false);
+    fleet.live(3 * 3600);
+    all_back(&fleet);
+    assert_eq!(fleet.snapshot.sources.version_of(&source), Some("560.35.03"));
+    // Neither rendering of it starts again.
+    for (number, hash) in [(30, NEW), (31, "new-again")] {
+        fleet.publish("gpu", number, hash);
+        fleet.daemon_set_mut().driver_version = Some("565.57.01".parse().unwrap());
+        fleet.live(60);
+        assert!(fleet.why("gpu-1").starts_with("this version went wrong in rollout gpu-2"), "{hash}");
+    }
+}
+
+/// Every node was done with the first rendering: that is a version to go back to.
+#[test]
+fn a_version_that_was_rolled_out_is_what_its_next_rendering_comes_from() {
+    let mut fleet = fleet(&json!({}));
+    fleet.live(3 * 3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Done]);
+    fleet.publish("gpu", 20, "new-with-options");
+    fleet.live(60);
+    let previous = fleet.snapshot.rollouts["gpu-2"].spec.previous.clone().unwrap();
+    assert_eq!(previous.target.values().collect::<Vec<_>>(), [NEW]);
+}
+
+/// Its pods did not leave, so nobody ever touched its driver; and they would not leave now either.
+#[test]
+fn a_node_that_failed_before_its_driver_was_touched_is_not_emptied_on_the_way_back() {
+    let mut fleet = fleet(&json!({"onFailure": "Pause"})).budget("web", 1);
+    let policy = fleet.snapshot.sources.driver_policies.get_mut("gpu").unwrap();
+    policy.upgrade_policy =
+        serde_json::from_value(json!({"gpuPodDeletion": {"timeoutSeconds": 60}})).unwrap();
+    fleet.put(&CANARY.into(), pod("web-1").label("app", "web"));
+    while fleet.verdict(CANARY).state != State::WaitForJobsRequired {
+        fleet.step();
+    }
+    fleet.change_budgets(|budgets| {
+        budgets.values_mut().for_each(|budget| (budget.allowed, budget.desired) = (0, 3));
+    });
+    fleet.live(600);
+    assert_eq!(fleet.verdict(CANARY).state, State::UpgradeFailed, "{}", fleet.screen());
+    let driver = fleet.driver_mut(CANARY).uid.clone();
+    say(&mut fleet, "gpu-1", false);
+    fleet.live(3600);
+    all_back(&fleet);
+    assert_eq!(fleet.driver_mut(CANARY).uid, driver, "it has the driver that it had");
+    assert_eq!(fleet.told("evict"), [""; 0]);
+    assert!(!fleet.node_mut(CANARY).unschedulable);
+}
+
+/// All nodes are at their restart, and their gate takes its sample from before: nobody has touched a driver yet.
+fn about_to_restart() -> Fleet {
+    let gates = json!([{"name": "ecc-errors", "preset": "ecc-errors"}]);
+    let mut fleet = fleet(&json!({"gates": gates, "stages": [{"name": "all"}]}));
+    fleet.gates.push(("ecc-errors", Sample::Before, PodState::Open { waits: None }));
+    fleet.live(30);
+    let waits =
+        |fleet: &Fleet| nodes(fleet).iter().filter(|node| node.ends_with("pod-restart-required old")).count();
+    assert_eq!(waits(&fleet), 6, "{}", fleet.screen());
+    fleet
+}
+
+/// The sample is there after a while.
+fn sample_is_taken(fleet: &mut Fleet) {
+    fleet.gates.clear();
+    fleet.forget_jobs();
+    fleet.live(3600);
+}
+
+fn given_back(fleet: &Fleet) {
+    assert_eq!(fleet.told("restart gpu-operator"), [""; 0]);
+    let waiting = nodes(fleet).into_iter().filter(|node| node.ends_with("upgrade-required old"));
+    assert_eq!(waiting.count(), 6, "{}", fleet.screen());
+    assert!(fleet.snapshot.nodes.values().all(|node| !node.unschedulable && node.visit.is_none()));
+}
+
+#[test]
+fn a_driver_that_was_not_told_to_go_yet_is_not_replaced_by_a_version_that_is_taken_back() {
+    let mut fleet = about_to_restart();
+    fleet.daemon_set_mut().manager = Some("Argo CD (application gpu)".into());
+    say(&mut fleet, "gpu-1", false);
+    sample_is_taken(&mut fleet);
+    given_back(&fleet);
+    assert_eq!(phases(&fleet), [RolloutPhase::Halted]);
+}
+
+#[test]
+fn nor_by_one_whose_rollout_is_aborted() {
+    let mut fleet = about_to_restart();
+    fleet.snapshot.rollouts.get_mut("gpu-1").unwrap().spec.abort = true;
+    sample_is_taken(&mut fleet);
+    given_back(&fleet);
+    assert_eq!(phases(&fleet), [RolloutPhase::Aborted]);
+}
+
+/// The machine boots in that moment: its old driver is not ready for a while, and comes back.
+#[test]
+fn nor_while_it_comes_up_after_a_boot() {
+    let mut fleet = about_to_restart();
+    fleet.node_mut("gpu-1").ready = false;
+    fleet.driver_mut("gpu-1").ready = false;
+    fleet.snapshot.rollouts.get_mut("gpu-1").unwrap().spec.abort = true;
+    fleet.live(60);
+    fleet.node_mut("gpu-1").ready = true;
+    fleet.live(60);
+    assert_eq!(fleet.verdict("gpu-1").state, State::PodRestartRequired, "{}", fleet.screen());
+    fleet.driver_mut("gpu-1").ready = true;
+    sample_is_taken(&mut fleet);
+    given_back(&fleet);
+}
+
+#[test]
+fn a_driver_that_may_have_been_told_to_go_goes() {
+    let mut fleet = about_to_restart();
+    let pod = fleet.driver_mut("gpu-1").name.clone();
+    let retry_at = fleet.snapshot.now;
+    fleet.setback(Object::Pod(pod), SetbackKind::Error("no answer".into()), retry_at);
+    fleet.snapshot.rollouts.get_mut("gpu-1").unwrap().spec.abort = true;
+    sample_is_taken(&mut fleet);
+    assert_eq!(nodes(&fleet)[0], "gpu-1 upgrade-done new", "{}", fleet.screen());
+    assert_eq!(nodes(&fleet)[1], "gpu-2 upgrade-required old");
 }
