@@ -76,6 +76,12 @@ pub enum Failure {
     /// The driver is in use. It is as it was.
     #[error("the driver cannot be unloaded, and nothing of it was: {0}")]
     Busy(Box<Busy>),
+    /// The whole node was drained, and that did not help.
+    #[error(
+        "{}; the whole node was drained for it and stays cordoned, so that its pods do not come back to be drained again in vain",
+        .0.sentence()
+    )]
+    DrainedInVain(Box<Failure>),
     /// Some of the driver is gone and some is not.
     #[error(
         "only part of the driver could be unloaded ({removed} gone, {left} left: {why}); the node needs a reboot"
@@ -127,6 +133,7 @@ impl Failure {
             Failure::TimedOut { .. } => TIMED_OUT,
             Failure::HalfUnloaded { .. } => NEEDS_REBOOT,
             Failure::Stopped(_) => TERMINATED,
+            Failure::DrainedInVain(failure) => failure.exit_code(),
             _ => FAILED,
         }
     }

@@ -7,8 +7,8 @@
 //!                                                     nouveau, vfio, MOFED ◀───────────────┘ ─▶ labels back
 //! ```
 //!
-//! A failure puts back what was paused, and gives the node back if the driver is as it was; without a driver the node stays
-//! cordoned, and with half of one its operands stay away too. Everything that is needed to go on after `kill -9` is on the
+//! A failure puts back what was paused, and gives the node back if the driver is as it was and nobody was drained for it in
+//! vain; without a driver the node stays cordoned, and with half of one its operands stay away too. Everything that is needed to go on after `kill -9` is on the
 //! node: in its labels, its annotations, and [`crate::journal`].
 
 use std::time::Duration;
@@ -57,12 +57,11 @@ pub async fn uninstall<H: Host>(agent: &Agent<'_, H>) -> Result<(), Failure> {
             return Err(failure);
         }
     };
-    let result = run.work().await;
-    if let Err(failure) = &result {
-        run.put_back(failure).await;
-        agent.say_failure(&run.node, failure).await;
-    }
-    result
+    let Err(failure) = run.work().await else { return Ok(()) };
+    let failure = run.all_in_all(failure);
+    run.put_back(&failure).await;
+    agent.say_failure(&run.node, &failure).await;
+    Err(failure)
 }
 
 impl<H: Host> Agent<'_, H> {
@@ -85,21 +84,28 @@ struct Run<'a, 'b, H> {
     left: Left,
     /// The driver that is loaded came after the last unload, and the node has not been given back since.
     succeeded: bool,
-    /// The whole node was drained.
+    /// The whole node was drained, in this start.
     drained: bool,
+    /// … or in an earlier one, it did not help, and the node has not been given back since.
+    in_vain: bool,
 }
 
 impl<'a, 'b, H: Host> Run<'a, 'b, H> {
     /// Finds out how far the start before this one was.
     async fn begin(agent: &'a Agent<'b, H>, node: Node) -> Result<Self, Failure> {
         let boot = journal::boot_id(agent.host).await?;
-        let (left, unloaded) = unload::found(agent.host, &agent.settings.paths, &boot).await?;
-        let succeeded = unloaded && node.is_cordoned_by_agent() && node.unschedulable;
-        if unloaded && !succeeded {
+        let (left, stage) = unload::found(agent.host, &agent.settings.paths, &boot).await?;
+        let kept = node.is_cordoned_by_agent() && node.unschedulable;
+        let (succeeded, in_vain) = match stage {
+            Some(Stage::Unloaded) => (kept, false),
+            Some(Stage::DrainedInVain) => (false, kept),
+            Some(Stage::Unloading(_)) | None => (false, false),
+        };
+        if !kept && matches!(stage, Some(Stage::Unloaded | Stage::DrainedInVain)) {
             // The node was given back since: the next cordon is about another attempt, for the starts after this one too.
             agent.host.remove(&agent.settings.paths.journal).await?;
         }
-        Ok(Self { agent, node, boot, left, succeeded, drained: false })
+        Ok(Self { agent, node, boot, left, succeeded, drained: false, in_vain })
     }
 
     async fn work(&mut self) -> Result<(), Failure> {
@@ -197,9 +203,10 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
 
     async fn drain(&mut self) -> Result<(), Failure> {
         self.cordon().await?;
-        self.leave(true).await?;
-        self.drained = true;
-        Ok(())
+        let result = self.leave(true).await;
+        // When its time is over it has emptied the node but for a pod or two; who cannot leave is found before anybody does.
+        self.drained = matches!(result, Ok(()) | Err(Failure::TimedOut { .. }));
+        result
     }
 
     async fn leave(&self, whole_node: bool) -> Result<(), Failure> {
@@ -221,7 +228,7 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
         let first = unload::unload(*host, &settings.paths, &self.boot, &mut self.left).await;
         let (_, drain) = self.allowed();
         match first {
-            Err(Failure::Busy(busy)) if drain && !self.drained => {
+            Err(Failure::Busy(busy)) if drain && !self.drained && !self.in_vain => {
                 tracing::warn!("the driver cannot be unloaded: {busy}; draining the node");
                 self.drain().await?;
                 unload::unload(*host, &settings.paths, &self.boot, &mut self.left).await
@@ -263,18 +270,41 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
         Ok(())
     }
 
+    /// A failure, with what it means together with what was done before.
+    fn all_in_all(&mut self, failure: Failure) -> Failure {
+        let stopped = matches!(failure, Failure::Stopped(_));
+        self.in_vain |= self.drained && !stopped;
+        match self.left {
+            Left::Whole if self.in_vain && !stopped => Failure::DrainedInVain(Box::new(failure)),
+            _ => failure,
+        }
+    }
+
+    /// The next start has to know that draining the node does not help: it would begin with that again.
+    async fn note_that_it_was_in_vain(&self) {
+        let Agent { host, settings, .. } = self.agent;
+        let noted = journal::write(*host, &settings.paths.journal, &self.boot, Stage::DrainedInVain).await;
+        if let Err(error) = noted {
+            tracing::error!("{error}: {}", error.source);
+        }
+    }
+
     /// After a failure: what was paused comes back unless it would run into half a driver, and the node is given back if
-    /// its driver is as it was.
+    /// its driver is as it was. After a drain that did not help it is not: its pods would come back, and the next start,
+    /// minutes later, would take them all off again.
     async fn put_back(&mut self, failure: &Failure) {
         let cluster = self.agent.cluster.undisturbed();
         let custom = self.agent.settings.custom_label.as_deref();
-        let (left, succeeded, sentence) = (self.left, self.succeeded, failure.sentence());
+        let (left, stays, sentence) = (self.left, self.succeeded || self.in_vain, failure.sentence());
+        if left == Left::Whole && self.in_vain {
+            self.note_that_it_was_in_vain().await;
+        }
         let (boot, now) = (self.boot.clone(), cluster.now());
         let decide = |node: &Node| {
             let operands = labels::restore(&node.labels, custom);
             match left {
                 Left::Half => node::needs_reboot(node, &boot, &sentence, now),
-                Left::Whole if !succeeded => {
+                Left::Whole if !stays => {
                     node::reboot_is_over(node, node::uncordon(node)).with_labels(operands)
                 }
                 Left::Whole | Left::Nothing => {

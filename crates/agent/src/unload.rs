@@ -28,8 +28,8 @@ pub enum Left {
     Half,
 }
 
-/// What there is of a driver, and whether the one that was unloaded last has a successor already.
-pub async fn found(host: &impl Host, paths: &Paths, boot: &str) -> Result<(Left, bool), Failure> {
+/// What there is of a driver, and how far the last unload was.
+pub async fn found(host: &impl Host, paths: &Paths, boot: &str) -> Result<(Left, Option<Stage>), Failure> {
     let loaded = host.modules(&KernelPaths::default()).await?;
     let stage = journal::read(host, &paths.journal, boot).await?;
     let left = match &stage {
@@ -37,7 +37,7 @@ pub async fn found(host: &impl Host, paths: &Paths, boot: &str) -> Result<(Left,
         Some(stage) if stage.is_half(&loaded) => Left::Half,
         _ => Left::Whole,
     };
-    Ok((left, stage == Some(Stage::Unloaded)))
+    Ok((left, stage))
 }
 
 /// Removes the driver's modules, all of them or, if one is busy, none. If that goes wrong half-way `left` says so.

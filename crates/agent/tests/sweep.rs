@@ -31,6 +31,7 @@ enum Story {
     WithPlugin,
     GivenBack,
     Drained,
+    DrainedInVain,
     CustomLabel,
     HostDriver,
     HostDriverGone,
@@ -96,6 +97,12 @@ impl Story {
                 stage.pod("research", "monitor", json!({}), json!({"ownedBy": "ReplicaSet"})).await;
                 stage.pod("kube-system", "network", json!({}), json!({"ownedBy": "DaemonSet"})).await;
             }
+            Story::DrainedInVain => {
+                stage.settings.drain = true;
+                stage.host.change(|machine| machine.open(7, "monitor", "/dev/nvidia0", &["nvidia"]));
+                stage.uninstall().await.unwrap_err();
+                stage.pod("research", "tolerant", json!({}), json!({"ownedBy": "ReplicaSet"})).await;
+            }
             Story::CustomLabel => {
                 stage.settings.custom_label = Some(CUSTOM.to_owned());
                 stage.label(CUSTOM, Some("here")).await;
@@ -115,7 +122,15 @@ impl Story {
     }
 
     fn succeeds(self) -> bool {
-        !matches!(self, Story::Busy | Story::Half | Story::GivenBack | Story::Drained | Story::HostDriver)
+        !matches!(
+            self,
+            Story::Busy
+                | Story::Half
+                | Story::GivenBack
+                | Story::Drained
+                | Story::DrainedInVain
+                | Story::HostDriver
+        )
     }
 }
 
@@ -170,6 +185,10 @@ async fn judge(stage: &Stage, story: Story) {
     for (_, label) in stage::OPERANDS {
         let value = node.labels().get(label).map(String::as_str);
         assert!(matches!(value, Some("true" | "paused-for-driver-upgrade")), "{story:?}: {label}={value:?}");
+    }
+    if story == Story::DrainedInVain {
+        assert!(cordoned && ours, "{story:?}: its pods come back to be drained again");
+        assert!(stage.pods().await.contains(&"research/tolerant".to_owned()), "{story:?}: drained again");
     }
     if story == Story::CustomLabel {
         let value = node.labels()[CUSTOM].as_str();
@@ -276,6 +295,11 @@ fn killed_anywhere_while_the_node_is_drained() {
     let end = run(Story::Drained, &[]).0;
     assert!(!end.contains("research/") && end.contains("kube-system/network"), "{end}");
     sweep(Story::Drained);
+}
+
+#[test]
+fn killed_anywhere_after_a_drain_that_did_not_help() {
+    sweep(Story::DrainedInVain);
 }
 
 #[test]

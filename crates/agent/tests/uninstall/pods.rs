@@ -10,7 +10,7 @@ use kube::{Client, ResourceExt as _};
 use pitcrew_agent::Failure;
 use pitcrew_agent::clock::Clock;
 use pitcrew_agent::cluster::Cluster;
-use pitcrew_agent::failure::TIMED_OUT;
+use pitcrew_agent::failure::{FAILED, TIMED_OUT};
 use pitcrew_agent::settings::Settings;
 use pitcrew_agent::stop::Stop;
 use pitcrew_agent::uninstall::{Agent, uninstall};
@@ -261,6 +261,55 @@ async fn a_drain_works_with_daemon_sets_pods_on_the_node() {
     let pods = stage.pods().await;
     assert!(!pods.contains(&"research/web".to_owned()));
     assert!(pods.contains(&"kube-system/proxy".to_owned()) && pods.contains(&"research/skipped".to_owned()));
+    assert!(stage.host.machine().modules.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_that_did_not_help_is_not_made_again() {
+    let mut stage = Stage::new(with_driver()).await;
+    stage.settings.drain = true;
+    stage.pod("research", "web", json!({}), json!({"ownedBy": "ReplicaSet"})).await;
+    // A process of the host: no pod that leaves takes it along.
+    stage.host.change(|machine| machine.open(9, "monitor", "/dev/nvidia0", &["nvidia"]));
+    let text = stage.uninstall().await.unwrap_err().sentence();
+    assert!(text.contains("process 9 (monitor)") && text.contains("stays cordoned"), "{text}");
+    assert!(!stage.pods().await.contains(&"research/web".to_owned()));
+    assert!(stage.events().await.iter().any(|event| event.contains("stays cordoned")));
+    // Whoever is here all the same is left alone by the starts after it, also if one is told to end.
+    stage.pod("research", "tolerant", json!({}), json!({"ownedBy": "ReplicaSet"})).await;
+    let evicted = stage.api.counts().of("create", "pods/eviction");
+    stage.uninstall_told_after(Duration::from_secs(1)).await.unwrap_err();
+    for _ in 0..3 {
+        assert!(stage.is_cordoned().await && stage.paused().await.is_empty());
+        let failure = stage.uninstall().await.unwrap_err();
+        assert_eq!(failure.exit_code(), FAILED);
+        assert!(failure.sentence().contains("stays cordoned"), "{}", failure.sentence());
+    }
+    assert_eq!(stage.api.counts().of("create", "pods/eviction"), evicted);
+    // A person who gives the node back may have ended what was in the way: that is another attempt.
+    stage.patch(json!({"spec": {"unschedulable": null}})).await;
+    stage.uninstall().await.unwrap_err();
+    assert!(stage.is_cordoned().await && !stage.pods().await.contains(&"research/tolerant".to_owned()));
+    stage.host.change(|machine| machine.processes.clear());
+    stage.uninstall().await.unwrap();
+    stage.load_new_driver();
+    stage.finish(Duration::from_mins(1)).await.unwrap();
+    assert!(!stage.is_cordoned().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_whose_time_is_over_goes_on_with_the_next_start_and_does_not_begin_anew() {
+    let mut stage = Stage::new(with_driver()).await;
+    stage.settings.drain = true;
+    stage.settings.leave_limit = Some(Duration::from_mins(1));
+    stage.pod("research", "web", json!({}), json!({"ownedBy": "ReplicaSet"})).await;
+    stage.budget("research", "train", 0).await;
+    let failure = stage.uninstall().await.unwrap_err();
+    assert_eq!(failure.exit_code(), TIMED_OUT, "{}", failure.sentence());
+    assert!(!stage.pods().await.contains(&"research/web".to_owned()));
+    assert!(stage.is_cordoned().await, "or it would come back, to be evicted again");
+    stage.admin_delete("research", "train").await;
+    stage.uninstall().await.unwrap();
     assert!(stage.host.machine().modules.is_empty());
 }
 
