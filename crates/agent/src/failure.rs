@@ -94,6 +94,12 @@ pub enum Failure {
         /// Why.
         why: String,
     },
+    /// Some of the driver is gone since an earlier start, and this one failed before it could mend that.
+    #[error(
+        "only part of the driver could be unloaded (by an earlier start); the node needs a reboot. This start failed too: {}",
+        .0.sentence()
+    )]
+    StillHalf(Box<Failure>),
     /// The driver's root directory is mounted again and again.
     #[error("{path} is still mounted after {rounds} rounds of unmounting: somebody mounts it again")]
     Remounted {
@@ -131,7 +137,7 @@ impl Failure {
         match self {
             Failure::Usage(_) => USAGE,
             Failure::TimedOut { .. } => TIMED_OUT,
-            Failure::HalfUnloaded { .. } => NEEDS_REBOOT,
+            Failure::HalfUnloaded { .. } | Failure::StillHalf(_) => NEEDS_REBOOT,
             Failure::Stopped(_) => TERMINATED,
             Failure::DrainedInVain(failure) => failure.exit_code(),
             _ => FAILED,

@@ -201,12 +201,20 @@ pub fn reboot_is_over(node: &Node, change: Change) -> Change {
     change.with_annotation(NEEDS_REBOOT_ANNOTATION, None)
 }
 
+/// Why only a reboot helps, if the start that has seen it was killed before it could say it.
+const SEEN_EARLIER: &str =
+    "only part of the driver could be unloaded (by an earlier start); the node needs a reboot";
+
 /// Says that only a reboot helps, and keeps the node out until then. Where a person says so already their words stay: they
-/// hold the node longer than the agent's, which end with the boot.
-pub fn needs_reboot(node: &Node, boot: &str, why: &str, now: Timestamp) -> Change {
+/// hold the node longer than the agent's, which end with the boot. `why` is what this start has seen of it; without that,
+/// what an earlier one has seen stays.
+pub fn needs_reboot(node: &Node, boot: &str, why: Option<&str>, now: Timestamp) -> Change {
+    let before = node.needs_reboot(boot);
     // Said once: the time is that of the first finding.
-    let since = node.needs_reboot(boot).and_then(|record| record.since).unwrap_or(now);
-    let record = NeedsReboot { boot: boot.to_owned(), since: Some(since), why: why.to_owned() };
+    let since = before.as_ref().and_then(|record| record.since).unwrap_or(now);
+    let before = before.map_or_else(|| SEEN_EARLIER.to_owned(), |record| record.why);
+    let why = why.map_or(before, str::to_owned);
+    let record = NeedsReboot { boot: boot.to_owned(), since: Some(since), why };
     let change = cordon(node, now);
     if node.has_words_about_reboot() {
         return change;

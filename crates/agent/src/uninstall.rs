@@ -272,11 +272,12 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
 
     /// A failure, with what it means together with what was done before.
     fn all_in_all(&mut self, failure: Failure) -> Failure {
-        let stopped = matches!(failure, Failure::Stopped(_));
-        self.in_vain |= self.drained && !stopped;
-        match self.left {
-            Left::Whole if self.in_vain && !stopped => Failure::DrainedInVain(Box::new(failure)),
-            _ => failure,
+        self.in_vain |= self.drained && !matches!(failure, Failure::Stopped(_));
+        match (self.left, failure) {
+            (_, failure @ (Failure::Stopped(_) | Failure::HalfUnloaded { .. })) => failure,
+            (Left::Half, failure) => Failure::StillHalf(Box::new(failure)),
+            (Left::Whole, failure) if self.in_vain => Failure::DrainedInVain(Box::new(failure)),
+            (_, failure) => failure,
         }
     }
 
@@ -295,7 +296,7 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
     async fn put_back(&mut self, failure: &Failure) {
         let cluster = self.agent.cluster.undisturbed();
         let custom = self.agent.settings.custom_label.as_deref();
-        let (left, stays, sentence) = (self.left, self.succeeded || self.in_vain, failure.sentence());
+        let (left, stays, why) = (self.left, self.succeeded || self.in_vain, why_half(failure));
         if left == Left::Whole && self.in_vain {
             self.note_that_it_was_in_vain().await;
         }
@@ -303,7 +304,7 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
         let decide = |node: &Node| {
             let operands = labels::restore(&node.labels, custom);
             match left {
-                Left::Half => node::needs_reboot(node, &boot, &sentence, now),
+                Left::Half => node::needs_reboot(node, &boot, why.as_deref(), now),
                 Left::Whole if !stays => {
                     node::reboot_is_over(node, node::uncordon(node)).with_labels(operands)
                 }
@@ -324,4 +325,9 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
             Err(_) => tracing::error!("could not put back what was paused in time; the next run does"),
         }
     }
+}
+
+/// Why half a driver is left, if that is what this start saw.
+fn why_half(failure: &Failure) -> Option<String> {
+    matches!(failure, Failure::HalfUnloaded { .. }).then(|| failure.sentence())
 }

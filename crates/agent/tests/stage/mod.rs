@@ -333,7 +333,8 @@ impl Stage {
         events.iter().map(text).collect()
     }
 
-    /// Everything that an end is compared by, without times.
+    /// Everything that an end is compared by, without times. Of why a reboot is needed the beginning: a start that was killed
+    /// leaves less to say than one that was not.
     pub(crate) async fn end(&self) -> String {
         let node = self.node().await;
         let spec = node.spec.clone().unwrap_or_default();
@@ -341,7 +342,11 @@ impl Stage {
             let mut value: Value = serde_json::from_str(text).unwrap_or(json!(text));
             if let Some(object) = value.as_object_mut() {
                 object.remove("since");
-                object.remove("why");
+                let why = object.get("why").and_then(Value::as_str).unwrap_or_default();
+                let begins = json!(why.split(" (").next());
+                if let Some(why) = object.get_mut("why") {
+                    *why = begins;
+                }
             }
             value.to_string()
         };

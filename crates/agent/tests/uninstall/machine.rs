@@ -4,12 +4,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kube::ResourceExt as _;
-use pitcrew_agent::failure::{FAILED, NEEDS_REBOOT, TIMED_OUT};
+use pitcrew_agent::failure::{FAILED, NEEDS_REBOOT, TERMINATED, TIMED_OUT};
 use pitcrew_agent::fake::{HostDriver, Machine};
 use pitcrew_agent::host::PciDevice;
 use pitcrew_agent::labels::{DRA_DRIVER, PAUSED};
+use pitcrew_core::contract::NEEDS_REBOOT_ANNOTATION;
+use pitcrew_core::driver_manager::NeedsReboot;
+use serde_json::json;
 
-use crate::stage::Stage;
+use crate::stage::{NAMESPACE, Stage};
 use crate::{wants, with_driver};
 
 /// The agent has paused this label, whatever became of it.
@@ -87,6 +90,44 @@ async fn half_a_driver_needs_a_reboot_and_keeps_the_node_out() {
     stage.load_new_driver();
     stage.finish(Duration::from_mins(1)).await.unwrap();
     assert!(!stage.is_cordoned().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn why_half_a_driver_needs_a_reboot_outlives_starts_that_fail_for_something_else() {
+    let stage = Stage::new(with_driver()).await;
+    stage.host.change(|machine| machine.grabbed = Some(("nvidia_uvm".to_owned(), "nvidia".to_owned())));
+    let first = stage.uninstall().await.unwrap_err().sentence();
+    let why = async || {
+        let node = stage.node().await;
+        let record: NeedsReboot = serde_json::from_str(&node.annotations()[NEEDS_REBOOT_ANNOTATION]).unwrap();
+        record.why
+    };
+    assert_eq!(why().await, first);
+    // Told to end while something is waited for, …
+    let spec = json!({"ownedBy": "DaemonSet"});
+    stage.pod(NAMESPACE, "stuck", json!({"labels": {"app": "nvidia-dcgm-exporter"}}), spec).await;
+    let stopped = stage.uninstall_told_after(Duration::from_secs(20)).await.unwrap_err();
+    assert_eq!((stopped.exit_code(), why().await), (TERMINATED, first.clone()));
+    // … a pod that does not leave, and a host that does not answer.
+    for hangs in [false, true] {
+        if hangs {
+            stage.host.change(|machine| machine.host_driver = HostDriver::Hangs);
+        }
+        let failure = stage.uninstall().await.unwrap_err();
+        assert_eq!((failure.exit_code(), why().await), (NEEDS_REBOOT, first.clone()));
+        let other = if hangs {
+            "nvidia-smi of the host did not answer"
+        } else {
+            "pod gpu-operator/stuck still there"
+        };
+        let text = failure.sentence();
+        assert!(text.starts_with("only part of the driver") && text.contains(other), "{text}");
+        assert!(stage.is_cordoned().await && stage.paused().await.len() == 3);
+    }
+    // Who was killed before it could say it has left the note: the next start says it, whatever that one fails for.
+    stage.annotate(NEEDS_REBOOT_ANNOTATION, None).await;
+    assert_eq!(stage.uninstall().await.unwrap_err().exit_code(), NEEDS_REBOOT);
+    assert!(why().await.starts_with("only part of the driver could be unloaded"), "{}", why().await);
 }
 
 #[tokio::test(start_paused = true)]
