@@ -76,6 +76,27 @@ fn a_node_that_others_keep_out_is_not_given_back() {
 }
 
 #[test]
+fn a_node_that_an_upgrade_controller_works_on_is_not_given_back() {
+    for (state, kept) in [
+        ("upgrade-required", false),
+        ("cordon-required", true),
+        ("drain-required", true),
+        ("node-maintenance-required", true),
+        ("uncordon-required", true),
+        ("upgrade-failed", true),
+        ("upgrade-done", false),
+        ("", false),
+    ] {
+        let mut node = Node::default();
+        apply(&mut node, |node| cordon(node, NOW));
+        node.labels.insert("nvidia.com/gpu-driver-upgrade-state".to_owned(), state.to_owned());
+        assert!(uncordon(&node).on(&node).is_some(), "{state}: nobody looks after it any more");
+        node.annotations.insert("nvidia.com/gpu-driver-upgrade-enabled".to_owned(), "true".to_owned());
+        assert_eq!(uncordon(&node).on(&node).is_none(), kept, "{state}");
+    }
+}
+
+#[test]
 fn there_is_a_way_back_from_pre_installed() {
     for before in [Some("true"), Some("custom"), None] {
         let mut node = Node::default();
