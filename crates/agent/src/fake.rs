@@ -45,6 +45,8 @@ pub struct Machine {
     pub host_driver: HostDriver,
     /// When this module is removed, a process takes hold of that one: removed, held.
     pub grabbed: Option<(String, String)>,
+    /// A module that somebody else removes in the moment before the agent does.
+    pub vanishing: Option<String>,
     /// What somebody else unmounts in the moment before the agent does.
     pub unmounted: Option<String>,
     /// Calls that fail, as they are written down.
@@ -271,7 +273,13 @@ impl Host for FakeHost {
     }
 
     async fn remove_module(&self, name: &str) -> HostResult<()> {
-        self.call(format!("remove module {name}"), |machine| machine.remove(name)).await
+        self.call(format!("remove module {name}"), |machine| {
+            if machine.vanishing.take_if(|vanishing| vanishing == name).is_some() {
+                machine.remove(name)?;
+            }
+            machine.remove(name)
+        })
+        .await
     }
 
     async fn mounts(&self) -> HostResult<Vec<String>> {

@@ -88,17 +88,25 @@ pub async fn look(host: &impl Host) -> Result<Vec<String>, Failure> {
     }
 }
 
-/// Removes one module. Once others are gone there is no way back, so it is tried for a while.
+/// Removes one module. Once others are gone there is no way back, so it is tried for a while. One that somebody else removes
+/// in the same moment is removed.
 async fn remove(host: &impl Host, name: &str, left: Left) -> Result<(), crate::host::HostError> {
     let tries = if left == Left::Half { TRIES_MAX } else { 1 };
     for _ in 1..tries {
-        match host.remove_module(name).await {
+        match remove_once(host, name).await {
             Ok(()) => return Ok(()),
             Err(error) => tracing::warn!("{error}: {}; trying again", error.source),
         }
         tokio::time::sleep(TRY_AGAIN).await;
     }
-    host.remove_module(name).await
+    remove_once(host, name).await
+}
+
+async fn remove_once(host: &impl Host, name: &str) -> Result<(), crate::host::HostError> {
+    match host.remove_module(name).await {
+        Err(error) if error.source.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
 }
 
 fn half_unloaded(loaded: &Modules, removed: &[&str], why: &str) -> Failure {
@@ -148,7 +156,7 @@ pub async fn unload_nouveau(host: &impl Host) -> Result<(), Failure> {
         );
         return Err(Failure::Devices(what));
     }
-    host.remove_module(NOUVEAU).await?;
+    remove_once(host, NOUVEAU).await?;
     tracing::info!("removed kernel module {NOUVEAU}");
     Ok(())
 }

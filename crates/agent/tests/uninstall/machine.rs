@@ -142,6 +142,23 @@ async fn half_a_driver_whose_holder_leaves_is_unloaded_after_all() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_module_that_somebody_else_removes_in_the_same_moment_is_removed() {
+    for module in ["nvidia_drm", "nvidia_uvm", "nvidia"] {
+        let stage = Stage::new(with_driver()).await;
+        stage.host.change(|machine| machine.vanishing = Some(module.to_owned()));
+        stage.uninstall().await.unwrap();
+        assert!(stage.host.machine().modules.is_empty(), "{module}");
+        assert!(stage.is_cordoned().await, "{module}: its driver is gone");
+    }
+    let stage = Stage::new(Machine::default()).await;
+    stage.host.change(|machine| {
+        machine.load("nouveau", None);
+        machine.vanishing = Some("nouveau".to_owned());
+    });
+    stage.uninstall().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn stacked_mounts_are_all_detached() {
     let stage = Stage::new(with_driver()).await;
     stage.host.change(|machine| {
