@@ -95,6 +95,10 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
     async fn begin(agent: &'a Agent<'b, H>, node: Node) -> Result<Self, Failure> {
         let boot = journal::boot_id(agent.host).await?;
         let (left, stage) = unload::found(agent.host, &agent.settings.paths, &boot).await?;
+        if left == Left::Nothing && matches!(stage, Some(Stage::Unloading(_))) {
+            // The last start was killed before it could note that.
+            journal::write(agent.host, &agent.settings.paths.journal, &boot, Stage::Unloaded).await?;
+        }
         let kept = node.is_cordoned_by_agent() && node.unschedulable;
         let (succeeded, in_vain) = match stage {
             Some(Stage::Unloaded) => (kept, false),

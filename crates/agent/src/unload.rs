@@ -71,6 +71,8 @@ pub async fn unload(host: &impl Host, paths: &Paths, boot: &str, left: &mut Left
         *left = if removed.len() == order.len() { Left::Nothing } else { Left::Half };
     }
     *left = Left::Nothing;
+    // Whatever fails from here on: what is loaded from now on is another driver, and not the rest of this one.
+    journal::write(host, &paths.journal, boot, Stage::Unloaded).await?;
     Ok(())
 }
 

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use kube::ResourceExt as _;
 use pitcrew_agent::failure::{FAILED, NEEDS_REBOOT, TERMINATED, TIMED_OUT};
-use pitcrew_agent::fake::{HostDriver, Machine};
+use pitcrew_agent::fake::{Death, HostDriver, Machine};
 use pitcrew_agent::host::PciDevice;
 use pitcrew_agent::labels::{DRA_DRIVER, PAUSED};
 use pitcrew_core::contract::NEEDS_REBOOT_ANNOTATION;
 use pitcrew_core::driver_manager::NeedsReboot;
 use serde_json::json;
 
-use crate::stage::{NAMESPACE, Stage};
+use crate::stage::{Kill, NAMESPACE, Stage};
 use crate::{wants, with_driver};
 
 /// The agent has paused this label, whatever became of it.
@@ -156,6 +156,53 @@ async fn a_module_that_somebody_else_removes_in_the_same_moment_is_removed() {
         machine.vanishing = Some("nouveau".to_owned());
     });
     stage.uninstall().await.unwrap();
+}
+
+/// Another program's driver, with other modules.
+fn another_driver() -> Machine {
+    let mut machine = Machine::default();
+    machine.load("nvidia", None);
+    machine.load("nvidia_uvm", Some("nvidia"));
+    machine
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_driver_that_is_loaded_after_an_unload_is_not_the_rest_of_the_one_before() {
+    for killed in [false, true] {
+        let stage = Stage::new(with_driver()).await;
+        // What comes after the unload fails again and again, …
+        stage.host.change(|machine| {
+            machine.failing.insert("list PCI devices".to_owned());
+        });
+        if killed {
+            // … or the last start was killed before it could note that everything is gone.
+            let at = last_removal(&stage).await;
+            stage.plan(Kill::Host(Death { at, after: true }));
+            assert!(stage.until_killed(stage.uninstall()).await.is_none());
+            assert!(stage.host.machine().modules.is_empty());
+            stage.host.dies(None);
+        }
+        let failure = stage.uninstall().await.unwrap_err();
+        assert!(failure.sentence().starts_with("list PCI devices"), "{}", failure.sentence());
+        // … until somebody puts NVIDIA's program in its place, which loads a driver, and ours comes back.
+        stage.host.change(|machine| {
+            machine.modules = another_driver().modules;
+            machine.open(7, "python3", "/dev/nvidia0", &["nvidia"]);
+        });
+        let failure = stage.uninstall().await.unwrap_err();
+        assert_eq!(failure.exit_code(), FAILED, "{}", failure.sentence());
+        assert!(failure.sentence().contains("nothing of it was"), "{}", failure.sentence());
+        assert!(stage.paused().await.is_empty());
+        assert!(!stage.node().await.annotations().contains_key(NEEDS_REBOOT_ANNOTATION));
+    }
+}
+
+/// Which call to the machine removes the last module.
+async fn last_removal(stage: &Stage) -> usize {
+    let other = Stage::new(stage.host.machine()).await;
+    other.uninstall().await.unwrap_err();
+    let last = other.host.calls().iter().position(|call| call == "remove module nvidia");
+    last.unwrap() + 1
 }
 
 #[tokio::test(start_paused = true)]
