@@ -122,6 +122,7 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
         match self.left {
             Left::Nothing => {
                 tracing::info!("no driver is loaded");
+                unload::forget_digest(*host, &settings.paths).await?;
                 self.pause(Batch::Last).await?;
                 unload::clear_root(*host, &settings.paths).await?;
                 self.prepare().await?;

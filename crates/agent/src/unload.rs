@@ -71,9 +71,16 @@ pub async fn unload(host: &impl Host, paths: &Paths, boot: &str, left: &mut Left
         *left = if removed.len() == order.len() { Left::Nothing } else { Left::Half };
     }
     *left = Left::Nothing;
+    forget_digest(host, paths).await?;
     // Whatever fails from here on: what is loaded from now on is another driver, and not the rest of this one.
     journal::write(host, &paths.journal, boot, Stage::Unloaded).await?;
     Ok(())
+}
+
+/// The digest is of a driver that is gone. The next one's container writes its own when it is done; one that dies before that
+/// would leave a driver that passes for this one.
+pub async fn forget_digest(host: &impl Host, paths: &Paths) -> Result<(), Failure> {
+    Ok(host.remove(&paths.state_file).await?)
 }
 
 /// The order of removal; if it is none, who is in the way.

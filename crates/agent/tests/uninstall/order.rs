@@ -69,6 +69,25 @@ async fn the_same_configuration_is_installed_again_if_that_is_wanted() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_digest_of_a_driver_that_was_unloaded_says_nothing_of_the_next_one() {
+    // The agent unloads the driver, or somebody else has.
+    for loaded in [true, false] {
+        let mut stage = Stage::new(with_driver()).await;
+        wants(&mut stage, "new");
+        let driver = stage.host.machine().modules;
+        if !loaded {
+            stage.host.change(|machine| machine.modules.clear());
+        }
+        stage.uninstall().await.unwrap();
+        // The new driver's container loads its modules and dies, and the configuration goes back to what it was.
+        stage.host.change(|machine| machine.modules = driver);
+        wants(&mut stage, "old");
+        stage.uninstall().await.unwrap();
+        assert!(stage.host.machine().modules.is_empty(), "the driver that is loaded is another one");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn without_a_driver_nobody_is_evicted() {
     let stage = Stage::new(Machine::default()).await;
     stage.uninstall().await.unwrap();
