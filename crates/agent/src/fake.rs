@@ -148,6 +148,18 @@ impl Machine {
         self.file(path, text);
     }
 
+    /// A virtual machine holds the device, and the kernel waits until it gives it up.
+    fn is_held(&self, path: &str) -> bool {
+        let device =
+            path.strip_prefix("/sys/bus/pci/devices/").and_then(|rest| rest.strip_suffix("/driver/unbind"));
+        let device = self.devices.iter().find(|known| device == Some(&known.address));
+        let files = device.map(|device| &device.vfio_files);
+        files
+            .into_iter()
+            .flatten()
+            .any(|file| self.processes.iter().any(|(holder, _)| holder.files.contains(file)))
+    }
+
     fn bound(&mut self, address: &str, driver: Option<&str>) {
         for device in self.devices.iter_mut().filter(|device| device.address == address) {
             device.driver = driver.map(str::to_owned);
@@ -338,6 +350,9 @@ impl Host for FakeHost {
     }
 
     async fn write(&self, path: &str, text: &str) -> HostResult<()> {
+        if lock(&self.machine).is_held(path) {
+            std::future::pending::<()>().await;
+        }
         self.call(format!("write {path}"), |machine| {
             machine.write(path, text);
             Ok(())
