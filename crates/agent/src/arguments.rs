@@ -106,15 +106,15 @@ struct DriverManagerFlags {
     #[arg(long, env = "KUBECONFIG", global = true)]
     kubeconfig: Option<PathBuf>,
     /// Evict pods that use a GPU
-    #[arg(long, env = "ENABLE_GPU_POD_EVICTION", global = true, default_value = "true", value_parser = switch_on,
+    #[arg(long, env = "ENABLE_GPU_POD_EVICTION", global = true, default_value = "true", value_parser = switch_or_off,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     enable_gpu_pod_eviction: bool,
     /// Drain the node if that is not enough
-    #[arg(long, env = "ENABLE_AUTO_DRAIN", global = true, default_value = "true", value_parser = switch_on,
+    #[arg(long, env = "ENABLE_AUTO_DRAIN", global = true, default_value = "true", value_parser = switch_or_off,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     enable_auto_drain: bool,
     /// Also evict pods that no controller makes again
-    #[arg(long, env = "DRAIN_USE_FORCE", global = true, default_value = "false", value_parser = switch_off,
+    #[arg(long, env = "DRAIN_USE_FORCE", global = true, default_value = "false", value_parser = switch_or_off,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     drain_use_force: bool,
     /// Drain only pods that match
@@ -124,7 +124,7 @@ struct DriverManagerFlags {
     #[arg(long, env = "DRAIN_TIMEOUT_SECONDS", global = true, default_value = FOR_EVER, value_parser = duration_or(FOR_EVER))]
     drain_timeout_seconds: Duration,
     /// Also evict pods with emptyDir volumes
-    #[arg(long, env = "DRAIN_DELETE_EMPTYDIR_DATA", global = true, default_value = "false", value_parser = switch_off,
+    #[arg(long, env = "DRAIN_DELETE_EMPTYDIR_DATA", global = true, default_value = "false", value_parser = switch_or_off,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     drain_delete_emptydir_data: bool,
     /// Where the operator's operands are
@@ -134,18 +134,18 @@ struct DriverManagerFlags {
     #[arg(long, env = "NODE_LABEL_FOR_GPU_POD_EVICTION", global = true, default_value = "")]
     node_label_for_gpu_pod_eviction: String,
     /// The driver uses GPUDirect RDMA and needs MOFED
-    #[arg(long, env = "GPU_DIRECT_RDMA_ENABLED", global = true, default_value = "false", value_parser = switch_off,
+    #[arg(long, env = "GPU_DIRECT_RDMA_ENABLED", global = true, default_value = "false", value_parser = switch_or_off,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     gpu_direct_rdma_enabled: bool,
     /// … which is installed on the host
-    #[arg(long, env = "USE_HOST_MOFED", global = true, default_value = "false", value_parser = switch_off,
+    #[arg(long, env = "USE_HOST_MOFED", global = true, default_value = "false", value_parser = switch_or_off,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     use_host_mofed: bool,
     /// How long MOFED may take (0: for ever)
     #[arg(long, env = "MOFED_TIMEOUT", global = true, default_value = MOFED, value_parser = duration_or(MOFED))]
     mofed_timeout: Duration,
     /// Unload the driver even if the one that is wanted is loaded
-    #[arg(long, env = "FORCE_REINSTALL", global = true, default_value = "false", value_parser = switch_off,
+    #[arg(long, env = "FORCE_REINSTALL", global = true, default_value = "false", value_parser = switch_or_off,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     force_reinstall: bool,
     /// The digest of the configuration that is wanted
@@ -155,7 +155,7 @@ struct DriverManagerFlags {
     #[arg(long, env = "UNCORDON", global = true, default_value = "finish", value_parser = uncordon)]
     uncordon: Uncordon,
     /// Take NVSwitches back from virtual machines too
-    #[arg(long, env = "BIND_NVSWITCHES", global = true, default_value = "false", value_parser = switch_off,
+    #[arg(long, env = "BIND_NVSWITCHES", global = true, default_value = "false", value_parser = switch_or_off,
           num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
     unbind_nvswitches: bool,
     /// Where the host's root directory is mounted
@@ -169,17 +169,12 @@ struct DriverManagerFlags {
     machine_root: PathBuf,
 }
 
-/// A variable that is set to nothing is not set: the switch keeps its default.
-fn switch_on(text: &str) -> Result<bool, String> {
-    if text.is_empty() { Ok(true) } else { switch(text) }
-}
-
-/// The same for a switch that is off by default.
-fn switch_off(text: &str) -> Result<bool, String> {
+/// A switch whose variable is set to nothing is off, whatever its default is: so it is in the documented programs.
+fn switch_or_off(text: &str) -> Result<bool, String> {
     if text.is_empty() { Ok(false) } else { switch(text) }
 }
 
-/// The same for a time.
+/// A time whose variable is set to nothing is not set.
 fn duration_or(default: &'static str) -> impl Fn(&str) -> Result<Duration, String> + Clone + Send + Sync {
     move |text| duration(if text.is_empty() { default } else { text })
 }
@@ -303,7 +298,7 @@ pub enum VfioCommand {
         #[arg(long, env = "HOST_ROOT", default_value = "/")]
         host_root: String,
         /// NVSwitches too
-        #[arg(long = "bind-nvswitches", env = "BIND_NVSWITCHES", default_value = "false", value_parser = switch_off,
+        #[arg(long = "bind-nvswitches", env = "BIND_NVSWITCHES", default_value = "false", value_parser = switch_or_off,
               num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
         nvswitches: bool,
     },
@@ -313,7 +308,7 @@ pub enum VfioCommand {
         #[command(flatten)]
         devices: VfioDevices,
         /// NVSwitches too
-        #[arg(long = "unbind-nvswitches", env = "BIND_NVSWITCHES", default_value = "false", value_parser = switch_off,
+        #[arg(long = "unbind-nvswitches", env = "BIND_NVSWITCHES", default_value = "false", value_parser = switch_or_off,
               num_args = 0..=1, require_equals = true, default_missing_value = switch_arg!(), action = clap::ArgAction::Set)]
         nvswitches: bool,
     },

@@ -76,6 +76,12 @@ pub enum Failure {
     /// The driver is in use. It is as it was.
     #[error("the driver cannot be unloaded, and nothing of it was: {0}")]
     Busy(Box<Busy>),
+    /// The whole node was drained, and that did not help.
+    #[error(
+        "{}; the whole node was drained for it and stays cordoned, so that its pods do not come back to be drained again in vain",
+        .0.sentence()
+    )]
+    DrainedInVain(Box<Failure>),
     /// Some of the driver is gone and some is not.
     #[error(
         "only part of the driver could be unloaded ({removed} gone, {left} left: {why}); the node needs a reboot"
@@ -88,6 +94,12 @@ pub enum Failure {
         /// Why.
         why: String,
     },
+    /// Some of the driver is gone since an earlier start, and this one failed before it could mend that.
+    #[error(
+        "only part of the driver could be unloaded (by an earlier start); the node needs a reboot. This start failed too: {}",
+        .0.sentence()
+    )]
+    StillHalf(Box<Failure>),
     /// The driver's root directory is mounted again and again.
     #[error("{path} is still mounted after {rounds} rounds of unmounting: somebody mounts it again")]
     Remounted {
@@ -125,8 +137,9 @@ impl Failure {
         match self {
             Failure::Usage(_) => USAGE,
             Failure::TimedOut { .. } => TIMED_OUT,
-            Failure::HalfUnloaded { .. } => NEEDS_REBOOT,
+            Failure::HalfUnloaded { .. } | Failure::StillHalf(_) => NEEDS_REBOOT,
             Failure::Stopped(_) => TERMINATED,
+            Failure::DrainedInVain(failure) => failure.exit_code(),
             _ => FAILED,
         }
     }

@@ -45,6 +45,8 @@ pub struct Machine {
     pub host_driver: HostDriver,
     /// When this module is removed, a process takes hold of that one: removed, held.
     pub grabbed: Option<(String, String)>,
+    /// A module that somebody else removes in the moment before the agent does.
+    pub vanishing: Option<String>,
     /// What somebody else unmounts in the moment before the agent does.
     pub unmounted: Option<String>,
     /// Calls that fail, as they are written down.
@@ -144,6 +146,18 @@ impl Machine {
             return self.bound(text, Some(driver));
         }
         self.file(path, text);
+    }
+
+    /// A virtual machine holds the device, and the kernel waits until it gives it up.
+    fn is_held(&self, path: &str) -> bool {
+        let device =
+            path.strip_prefix("/sys/bus/pci/devices/").and_then(|rest| rest.strip_suffix("/driver/unbind"));
+        let device = self.devices.iter().find(|known| device == Some(&known.address));
+        let files = device.map(|device| &device.vfio_files);
+        files
+            .into_iter()
+            .flatten()
+            .any(|file| self.processes.iter().any(|(holder, _)| holder.files.contains(file)))
     }
 
     fn bound(&mut self, address: &str, driver: Option<&str>) {
@@ -271,7 +285,13 @@ impl Host for FakeHost {
     }
 
     async fn remove_module(&self, name: &str) -> HostResult<()> {
-        self.call(format!("remove module {name}"), |machine| machine.remove(name)).await
+        self.call(format!("remove module {name}"), |machine| {
+            if machine.vanishing.take_if(|vanishing| vanishing == name).is_some() {
+                machine.remove(name)?;
+            }
+            machine.remove(name)
+        })
+        .await
     }
 
     async fn mounts(&self) -> HostResult<Vec<String>> {
@@ -330,6 +350,9 @@ impl Host for FakeHost {
     }
 
     async fn write(&self, path: &str, text: &str) -> HostResult<()> {
+        if lock(&self.machine).is_held(path) {
+            std::future::pending::<()>().await;
+        }
         self.call(format!("write {path}"), |machine| {
             machine.write(path, text);
             Ok(())

@@ -68,6 +68,8 @@ pub struct PciDevice {
     pub modalias: String,
     /// The devices that depend on it, by address.
     pub consumers: Vec<String>,
+    /// The device files by one of which a virtual machine holds it, if a vfio driver has it.
+    pub vfio_files: Vec<String>,
 }
 
 /// What came of a command.
@@ -134,7 +136,7 @@ pub trait Host: Send + Sync {
     fn read(&self, path: &str) -> impl Future<Output = HostResult<Option<String>>> + Send;
     /// Whether there is a file or directory.
     fn exists(&self, path: &str) -> impl Future<Output = HostResult<bool>> + Send;
-    /// Writes a file, or into a file of the kernel.
+    /// Writes a file, or into a file of the kernel. What the kernel does not do in time is an error, though it may do it yet.
     fn write(&self, path: &str, text: &str) -> impl Future<Output = HostResult<()>> + Send;
     /// Removes a file; one that is not there is removed already.
     fn remove(&self, path: &str) -> impl Future<Output = HostResult<()>> + Send;

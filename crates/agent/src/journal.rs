@@ -18,6 +18,8 @@ pub enum Stage {
     Unloading(Vec<String>),
     /// All are. What is loaded now is the new driver.
     Unloaded,
+    /// None is: the whole node was drained for it, and the driver was busy all the same.
+    DrainedInVain,
 }
 
 impl Stage {

@@ -45,8 +45,12 @@ pub const DRIVER: &str = "nvidia.com/gpu.deploy.driver";
 pub enum Batch {
     /// Before pods are evicted.
     First,
+    /// The label that a user names, if a pod that it places holds a resource claim: it is a client's, and no plugin's.
+    Client,
     /// After everybody who holds a resource claim has left.
     Last,
+    /// The same without the label that a user names.
+    Plugin,
 }
 
 /// The labels of a batch. The label that a user names belongs to the last one: it is there for DRA plugins of other
@@ -54,6 +58,8 @@ pub enum Batch {
 pub fn keys(batch: Batch, custom: Option<&str>) -> Vec<String> {
     match batch {
         Batch::First => FIRST.iter().map(|name| format!("{PREFIX}{name}")).collect(),
+        Batch::Client => custom.into_iter().map(str::to_owned).collect(),
+        Batch::Plugin => vec![DRA_DRIVER.to_owned()],
         Batch::Last => [Some(DRA_DRIVER), custom].into_iter().flatten().map(str::to_owned).collect(),
     }
 }

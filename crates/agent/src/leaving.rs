@@ -60,7 +60,7 @@ impl Looker for Leaving<'_> {
     /// Asks whoever has to leave and may be asked now.
     async fn look(&mut self) -> Result<Look, Failure> {
         let pods = on_node(self.cluster).await?;
-        let claims = claims_of(self.cluster, &pods, false).await?;
+        let claims = claims_of(self.cluster, &pods, self.how.administrators).await?;
         let leaving = self.how.leaving(&pods, &claims).map_err(Failure::CannotLeave)?;
         let mut refused = None;
         for pod in &leaving {
@@ -105,6 +105,14 @@ pub(crate) async fn no_claim_holders(told: Audience<'_>, stop: &Stop) -> Result<
     let what = "the claims of the DRA plugin's devices to be given back";
     let wait = Wait { what, every: LOOK_EVERY, limit: Some(GIVEN_BACK_WITHIN) };
     wait.until(stop, told, Holding { cluster: told.cluster }).await
+}
+
+/// Whether a pod that this label places holds a claim.
+pub(crate) async fn holds_claims(cluster: &Cluster, key: &str) -> Result<bool, Failure> {
+    let mut pods = on_node(cluster).await?;
+    pods.retain(|on_node| on_node.is_placed_by(&[key.to_owned()]));
+    let claims = claims_of(cluster, &pods, true).await?;
+    Ok(!claim_holders(&pods, &claims).is_empty())
 }
 
 /// Pods that hold claims.

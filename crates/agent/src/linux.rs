@@ -1,7 +1,8 @@
 //! The machine for real: system calls through rustix, everything else by reading and writing files.
 //!
 //! All paths are taken below a root directory, `/` in production and a tree of files in tests. The calls are short, so they
-//! block the thread; the one that is not (a command in another root) is a process of its own with a limit.
+//! block the thread; the two that are not have a limit: a command in another root is a process of its own, and a write, for
+//! which the kernel may wait for others, is made on a thread of its own.
 
 mod kernel;
 mod mountinfo;
@@ -18,6 +19,7 @@ use rustix::fs::OFlags;
 use rustix::mount::UnmountFlags;
 
 use crate::host::{Holder, Host, HostError, HostResult, KernelPaths, Modules, PciDevice, Ran};
+use crate::values::in_words;
 
 /// The name under which the agent's own binary changes its root and becomes another program (see [`become_another`]).
 pub const CHROOT_NAME: &str = "pitcrew-chroot";
@@ -25,6 +27,10 @@ pub const CHROOT_NAME: &str = "pitcrew-chroot";
 const CANNOT_START: i32 = 127;
 /// Exit code of that binary if the root directory cannot be entered: then nobody knows what is there.
 const CANNOT_ENTER: i32 = 126;
+
+/// To take a device from its driver takes a second or two; one that somebody holds takes for ever. Less than the 30 s
+/// between SIGTERM and SIGKILL.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(15);
 
 /// Where programs are on a host, whatever the agent's own image says.
 const HOST_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -35,11 +41,13 @@ pub struct Linux {
     root: PathBuf,
     /// This program, to be started again under [`CHROOT_NAME`].
     this_program: PathBuf,
+    /// How long the kernel may take to do what is written.
+    patience: Duration,
 }
 
 impl Default for Linux {
     fn default() -> Self {
-        Self { root: "/".into(), this_program: "/proc/self/exe".into() }
+        Self { root: "/".into(), this_program: "/proc/self/exe".into(), patience: WRITTEN_WITHIN }
     }
 }
 
@@ -131,7 +139,17 @@ impl Host for Linux {
     }
 
     async fn write(&self, path: &str, text: &str) -> HostResult<()> {
-        std::fs::write(self.path(path), text).map_err(|error| HostError::new(format!("write {path}"), error))
+        let failed = |error| HostError::new(format!("write {path}"), error);
+        let (file, text) = (self.path(path), text.to_owned());
+        let writing = tokio::task::spawn_blocking(move || std::fs::write(file, text));
+        match tokio::time::timeout(self.patience, writing).await {
+            Ok(Ok(result)) => result.map_err(failed),
+            Ok(Err(broken)) => Err(failed(io::Error::other(broken))),
+            Err(_) => {
+                let limit = in_words(self.patience);
+                Err(failed(io::Error::other(format!("it has not come about within {limit}; who holds it?"))))
+            }
+        }
     }
 
     async fn remove(&self, path: &str) -> HostResult<()> {

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use pitcrew_core::contract::{
     AGENT_CORDON_ANNOTATION, DEFAULT_LABEL_DOMAIN, GPU_DRIVER, HOST_DRIVER_ANNOTATION, KEEP_CORDONED_LABEL,
-    Keys, NEEDS_REBOOT_ANNOTATION, VISIT_ANNOTATION, nvsentinel,
+    Keys, NEEDS_REBOOT_ANNOTATION, State, VISIT_ANNOTATION, nvsentinel,
 };
 use pitcrew_core::driver_manager::{CordonRecord, NeedsReboot};
 use pitcrew_core::selector::Labels;
@@ -60,8 +60,15 @@ impl Node {
 
     /// An upgrade controller looks after the node.
     pub fn is_managed(&self) -> bool {
-        let key = Keys::new(&GPU_DRIVER.into(), DEFAULT_LABEL_DOMAIN).enabled;
-        self.annotations.get(&key).is_some_and(|value| value == "true")
+        self.annotations.get(&keys().enabled).is_some_and(|value| value == "true")
+    }
+
+    /// … and has it in hand: it takes a cordon that it found for its own, and relies on it. A failed node is out until a
+    /// person comes.
+    fn is_in_hand(&self) -> bool {
+        let state = self.labels.get(&keys().state).map_or("", String::as_str);
+        let at_rest = State::UpgradeRequired.as_str() == state || State::UpgradeDone.as_str() == state;
+        self.is_managed() && !state.is_empty() && !at_rest
     }
 
     /// Why only a reboot helps, if that was in this boot.
@@ -98,12 +105,18 @@ impl Node {
             () if self.annotations.contains_key(VISIT_ANNOTATION) => {
                 Some("pitcrew's controller, which visits it")
             }
+            () if self.is_in_hand() => Some("the upgrade controller, which is at work on it"),
             () if self.has_words_about_reboot() => {
                 Some("a person's words in annotation pitcrew.dev/needs-reboot")
             }
             () => None,
         }
     }
+}
+
+/// What upgrade controllers write on nodes.
+fn keys() -> Keys {
+    Keys::new(&GPU_DRIVER.into(), DEFAULT_LABEL_DOMAIN)
 }
 
 /// What is written in one patch.
@@ -201,12 +214,20 @@ pub fn reboot_is_over(node: &Node, change: Change) -> Change {
     change.with_annotation(NEEDS_REBOOT_ANNOTATION, None)
 }
 
+/// Why only a reboot helps, if the start that has seen it was killed before it could say it.
+const SEEN_EARLIER: &str =
+    "only part of the driver could be unloaded (by an earlier start); the node needs a reboot";
+
 /// Says that only a reboot helps, and keeps the node out until then. Where a person says so already their words stay: they
-/// hold the node longer than the agent's, which end with the boot.
-pub fn needs_reboot(node: &Node, boot: &str, why: &str, now: Timestamp) -> Change {
+/// hold the node longer than the agent's, which end with the boot. `why` is what this start has seen of it; without that,
+/// what an earlier one has seen stays.
+pub fn needs_reboot(node: &Node, boot: &str, why: Option<&str>, now: Timestamp) -> Change {
+    let before = node.needs_reboot(boot);
     // Said once: the time is that of the first finding.
-    let since = node.needs_reboot(boot).and_then(|record| record.since).unwrap_or(now);
-    let record = NeedsReboot { boot: boot.to_owned(), since: Some(since), why: why.to_owned() };
+    let since = before.as_ref().and_then(|record| record.since).unwrap_or(now);
+    let before = before.map_or_else(|| SEEN_EARLIER.to_owned(), |record| record.why);
+    let why = why.map_or(before, str::to_owned);
+    let record = NeedsReboot { boot: boot.to_owned(), since: Some(since), why };
     let change = cordon(node, now);
     if node.has_words_about_reboot() {
         return change;

@@ -56,9 +56,10 @@ pub(crate) async fn gone(
                 others.map(|label| format!("{PREFIX}{label}")).collect(),
             )
         }
-        Batch::Last => {
+        Batch::Client => (vec![], labels::keys(batch, custom)),
+        Batch::Plugin | Batch::Last => {
             let dra = labels::is_deployed(node_labels, labels::DRA_DRIVER).then_some(DRA_PLUGIN);
-            let custom = custom.filter(|key| labels::is_deployed(node_labels, key));
+            let custom = custom.filter(|key| batch == Batch::Last && labels::is_deployed(node_labels, key));
             (dra.into_iter().collect(), custom.into_iter().map(str::to_owned).collect())
         }
     };

@@ -152,6 +152,8 @@ pub(crate) struct Leave {
     pub(crate) delete_empty_dir: bool,
     /// The label that a user names for clients of other installations.
     pub(crate) custom_label: Option<String>,
+    /// Also who has devices for administration only: the plugin leaves that has to give their claims back.
+    pub(crate) administrators: bool,
 }
 
 impl Leave {

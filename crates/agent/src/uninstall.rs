@@ -7,8 +7,8 @@
 //!                                                     nouveau, vfio, MOFED ◀───────────────┘ ─▶ labels back
 //! ```
 //!
-//! A failure puts back what was paused, and gives the node back if the driver is as it was; without a driver the node stays
-//! cordoned, and with half of one its operands stay away too. Everything that is needed to go on after `kill -9` is on the
+//! A failure puts back what was paused, and gives the node back if the driver is as it was and nobody was drained for it in
+//! vain; without a driver the node stays cordoned, and with half of one its operands stay away too. Everything that is needed to go on after `kill -9` is on the
 //! node: in its labels, its annotations, and [`crate::journal`].
 
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::host::Host;
 use crate::journal::Stage;
 use crate::labels::{self, Batch};
-use crate::leaving::{leave, no_claim_holders};
+use crate::leaving::{holds_claims, leave, no_claim_holders};
 use crate::node::{self, Node};
 use crate::pods::Leave;
 use crate::settings::{EVENT_REASON, Settings, Uncordon};
@@ -57,12 +57,11 @@ pub async fn uninstall<H: Host>(agent: &Agent<'_, H>) -> Result<(), Failure> {
             return Err(failure);
         }
     };
-    let result = run.work().await;
-    if let Err(failure) = &result {
-        run.put_back(failure).await;
-        agent.say_failure(&run.node, failure).await;
-    }
-    result
+    let Err(failure) = run.work().await else { return Ok(()) };
+    let failure = run.all_in_all(failure);
+    run.put_back(&failure).await;
+    agent.say_failure(&run.node, &failure).await;
+    Err(failure)
 }
 
 impl<H: Host> Agent<'_, H> {
@@ -85,21 +84,32 @@ struct Run<'a, 'b, H> {
     left: Left,
     /// The driver that is loaded came after the last unload, and the node has not been given back since.
     succeeded: bool,
-    /// The whole node was drained.
+    /// The whole node was drained, in this start.
     drained: bool,
+    /// … or in an earlier one, it did not help, and the node has not been given back since.
+    in_vain: bool,
 }
 
 impl<'a, 'b, H: Host> Run<'a, 'b, H> {
     /// Finds out how far the start before this one was.
     async fn begin(agent: &'a Agent<'b, H>, node: Node) -> Result<Self, Failure> {
         let boot = journal::boot_id(agent.host).await?;
-        let (left, unloaded) = unload::found(agent.host, &agent.settings.paths, &boot).await?;
-        let succeeded = unloaded && node.is_cordoned_by_agent() && node.unschedulable;
-        if unloaded && !succeeded {
+        let (left, stage) = unload::found(agent.host, &agent.settings.paths, &boot).await?;
+        if left == Left::Nothing && matches!(stage, Some(Stage::Unloading(_))) {
+            // The last start was killed before it could note that.
+            journal::write(agent.host, &agent.settings.paths.journal, &boot, Stage::Unloaded).await?;
+        }
+        let kept = node.is_cordoned_by_agent() && node.unschedulable;
+        let (succeeded, in_vain) = match stage {
+            Some(Stage::Unloaded) => (kept, false),
+            Some(Stage::DrainedInVain) => (false, kept),
+            Some(Stage::Unloading(_)) | None => (false, false),
+        };
+        if !kept && matches!(stage, Some(Stage::Unloaded | Stage::DrainedInVain)) {
             // The node was given back since: the next cordon is about another attempt, for the starts after this one too.
             agent.host.remove(&agent.settings.paths.journal).await?;
         }
-        Ok(Self { agent, node, boot, left, succeeded, drained: false })
+        Ok(Self { agent, node, boot, left, succeeded, drained: false, in_vain })
     }
 
     async fn work(&mut self) -> Result<(), Failure> {
@@ -112,14 +122,15 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
         match self.left {
             Left::Nothing => {
                 tracing::info!("no driver is loaded");
-                self.pause(Batch::Last).await?;
+                unload::forget_digest(*host, &settings.paths).await?;
+                self.plugins_leave().await?;
                 unload::clear_root(*host, &settings.paths).await?;
                 self.prepare().await?;
             }
             // Looked at before anybody is bothered.
             Left::Whole if self.is_wanted().await? => {
                 tracing::info!("the driver that is loaded is the one that is wanted: it stays");
-                self.pause(Batch::Last).await?;
+                self.plugins_leave().await?;
                 unload::clear_root(*host, &settings.paths).await?;
             }
             Left::Whole | Left::Half => {
@@ -165,10 +176,7 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
 
     /// Takes everybody off who uses a GPU, unless somebody else does that.
     async fn empty(&mut self) -> Result<(), Failure> {
-        let settings = &self.agent.settings;
         let dra = labels::is_deployed(&self.node.labels, labels::DRA_DRIVER);
-        let custom = settings.custom_label.as_ref();
-        let plugin = dra || custom.is_some_and(|key| labels::is_deployed(&self.node.labels, key));
         let (evict, drain) = self.allowed();
         if evict || (dra && drain) {
             self.cordon().await?;
@@ -180,7 +188,40 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
                 result => result?,
             }
         }
-        if plugin { no_claim_holders(self.told(), &self.agent.stop).await } else { Ok(()) }
+        if !self.plugin_leaves() {
+            return Ok(());
+        }
+        self.clients_leave().await?;
+        no_claim_holders(self.told(), &self.agent.stop).await
+    }
+
+    /// Clients that the user's label places leave with their label, like operands; those that hold claims have to do that
+    /// while there is a plugin that gives the claims back.
+    async fn clients_leave(&mut self) -> Result<(), Failure> {
+        if self.has_clients().await? { self.pause(Batch::Client).await } else { Ok(()) }
+    }
+
+    /// Where nobody else has to leave, plugins come back for the new root directory. Clients with claims stay, as whoever has
+    /// a claim does: without a plugin, or without a driver under it, they could not leave.
+    async fn plugins_leave(&mut self) -> Result<(), Failure> {
+        let batch = if self.has_clients().await? { Batch::Plugin } else { Batch::Last };
+        self.pause(batch).await
+    }
+
+    /// Whether the user's label places pods that hold claims, and not a plugin.
+    async fn has_clients(&self) -> Result<bool, Failure> {
+        let Agent { cluster, settings, .. } = self.agent;
+        let deployed = |key: &&String| labels::is_deployed(&self.node.labels, key);
+        match settings.custom_label.as_ref().filter(deployed) {
+            Some(key) => holds_claims(cluster, key).await,
+            None => Ok(false),
+        }
+    }
+
+    /// Whether a DRA plugin has to leave, the operator's own or one that the user's label places.
+    fn plugin_leaves(&self) -> bool {
+        let keys = labels::keys(Batch::Last, self.agent.settings.custom_label.as_deref());
+        keys.iter().any(|key| labels::is_deployed(&self.node.labels, key))
     }
 
     /// Whether pods may be evicted, and the node drained. An upgrade controller does both itself.
@@ -197,9 +238,10 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
 
     async fn drain(&mut self) -> Result<(), Failure> {
         self.cordon().await?;
-        self.leave(true).await?;
-        self.drained = true;
-        Ok(())
+        let result = self.leave(true).await;
+        // When its time is over it has emptied the node but for a pod or two; who cannot leave is found before anybody does.
+        self.drained = matches!(result, Ok(()) | Err(Failure::TimedOut { .. }));
+        result
     }
 
     async fn leave(&self, whole_node: bool) -> Result<(), Failure> {
@@ -210,6 +252,7 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
             force: settings.force,
             delete_empty_dir: settings.delete_empty_dir,
             custom_label: settings.custom_label.clone(),
+            administrators: self.plugin_leaves(),
         };
         leave(self.told(), &self.agent.stop, &how, settings.leave_limit).await
     }
@@ -221,7 +264,7 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
         let first = unload::unload(*host, &settings.paths, &self.boot, &mut self.left).await;
         let (_, drain) = self.allowed();
         match first {
-            Err(Failure::Busy(busy)) if drain && !self.drained => {
+            Err(Failure::Busy(busy)) if drain && !self.drained && !self.in_vain => {
                 tracing::warn!("the driver cannot be unloaded: {busy}; draining the node");
                 self.drain().await?;
                 unload::unload(*host, &settings.paths, &self.boot, &mut self.left).await
@@ -263,18 +306,42 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
         Ok(())
     }
 
+    /// A failure, with what it means together with what was done before.
+    fn all_in_all(&mut self, failure: Failure) -> Failure {
+        self.in_vain |= self.drained && !matches!(failure, Failure::Stopped(_));
+        match (self.left, failure) {
+            (_, failure @ (Failure::Stopped(_) | Failure::HalfUnloaded { .. })) => failure,
+            (Left::Half, failure) => Failure::StillHalf(Box::new(failure)),
+            (Left::Whole, failure) if self.in_vain => Failure::DrainedInVain(Box::new(failure)),
+            (_, failure) => failure,
+        }
+    }
+
+    /// The next start has to know that draining the node does not help: it would begin with that again.
+    async fn note_that_it_was_in_vain(&self) {
+        let Agent { host, settings, .. } = self.agent;
+        let noted = journal::write(*host, &settings.paths.journal, &self.boot, Stage::DrainedInVain).await;
+        if let Err(error) = noted {
+            tracing::error!("{error}: {}", error.source);
+        }
+    }
+
     /// After a failure: what was paused comes back unless it would run into half a driver, and the node is given back if
-    /// its driver is as it was.
+    /// its driver is as it was. After a drain that did not help it is not: its pods would come back, and the next start,
+    /// minutes later, would take them all off again.
     async fn put_back(&mut self, failure: &Failure) {
         let cluster = self.agent.cluster.undisturbed();
         let custom = self.agent.settings.custom_label.as_deref();
-        let (left, succeeded, sentence) = (self.left, self.succeeded, failure.sentence());
+        let (left, stays, why) = (self.left, self.succeeded || self.in_vain, why_half(failure));
+        if left == Left::Whole && self.in_vain {
+            self.note_that_it_was_in_vain().await;
+        }
         let (boot, now) = (self.boot.clone(), cluster.now());
         let decide = |node: &Node| {
             let operands = labels::restore(&node.labels, custom);
             match left {
-                Left::Half => node::needs_reboot(node, &boot, &sentence, now),
-                Left::Whole if !succeeded => {
+                Left::Half => node::needs_reboot(node, &boot, why.as_deref(), now),
+                Left::Whole if !stays => {
                     node::reboot_is_over(node, node::uncordon(node)).with_labels(operands)
                 }
                 Left::Whole | Left::Nothing => {
@@ -294,4 +361,9 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
             Err(_) => tracing::error!("could not put back what was paused in time; the next run does"),
         }
     }
+}
+
+/// Why half a driver is left, if that is what this start saw.
+fn why_half(failure: &Failure) -> Option<String> {
+    matches!(failure, Failure::HalfUnloaded { .. }).then(|| failure.sentence())
 }

@@ -28,8 +28,8 @@ pub enum Left {
     Half,
 }
 
-/// What there is of a driver, and whether the one that was unloaded last has a successor already.
-pub async fn found(host: &impl Host, paths: &Paths, boot: &str) -> Result<(Left, bool), Failure> {
+/// What there is of a driver, and how far the last unload was.
+pub async fn found(host: &impl Host, paths: &Paths, boot: &str) -> Result<(Left, Option<Stage>), Failure> {
     let loaded = host.modules(&KernelPaths::default()).await?;
     let stage = journal::read(host, &paths.journal, boot).await?;
     let left = match &stage {
@@ -37,7 +37,7 @@ pub async fn found(host: &impl Host, paths: &Paths, boot: &str) -> Result<(Left,
         Some(stage) if stage.is_half(&loaded) => Left::Half,
         _ => Left::Whole,
     };
-    Ok((left, stage == Some(Stage::Unloaded)))
+    Ok((left, stage))
 }
 
 /// Removes the driver's modules, all of them or, if one is busy, none. If that goes wrong half-way `left` says so.
@@ -71,7 +71,16 @@ pub async fn unload(host: &impl Host, paths: &Paths, boot: &str, left: &mut Left
         *left = if removed.len() == order.len() { Left::Nothing } else { Left::Half };
     }
     *left = Left::Nothing;
+    forget_digest(host, paths).await?;
+    // Whatever fails from here on: what is loaded from now on is another driver, and not the rest of this one.
+    journal::write(host, &paths.journal, boot, Stage::Unloaded).await?;
     Ok(())
+}
+
+/// The digest is of a driver that is gone. The next one's container writes its own when it is done; one that dies before that
+/// would leave a driver that passes for this one.
+pub async fn forget_digest(host: &impl Host, paths: &Paths) -> Result<(), Failure> {
+    Ok(host.remove(&paths.state_file).await?)
 }
 
 /// The order of removal; if it is none, who is in the way.
@@ -88,17 +97,25 @@ pub async fn look(host: &impl Host) -> Result<Vec<String>, Failure> {
     }
 }
 
-/// Removes one module. Once others are gone there is no way back, so it is tried for a while.
+/// Removes one module. Once others are gone there is no way back, so it is tried for a while. One that somebody else removes
+/// in the same moment is removed.
 async fn remove(host: &impl Host, name: &str, left: Left) -> Result<(), crate::host::HostError> {
     let tries = if left == Left::Half { TRIES_MAX } else { 1 };
     for _ in 1..tries {
-        match host.remove_module(name).await {
+        match remove_once(host, name).await {
             Ok(()) => return Ok(()),
             Err(error) => tracing::warn!("{error}: {}; trying again", error.source),
         }
         tokio::time::sleep(TRY_AGAIN).await;
     }
-    host.remove_module(name).await
+    remove_once(host, name).await
+}
+
+async fn remove_once(host: &impl Host, name: &str) -> Result<(), crate::host::HostError> {
+    match host.remove_module(name).await {
+        Err(error) if error.source.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
 }
 
 fn half_unloaded(loaded: &Modules, removed: &[&str], why: &str) -> Failure {
@@ -148,7 +165,7 @@ pub async fn unload_nouveau(host: &impl Host) -> Result<(), Failure> {
         );
         return Err(Failure::Devices(what));
     }
-    host.remove_module(NOUVEAU).await?;
+    remove_once(host, NOUVEAU).await?;
     tracing::info!("removed kernel module {NOUVEAU}");
     Ok(())
 }

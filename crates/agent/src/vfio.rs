@@ -13,6 +13,8 @@ const NVIDIA: u32 = 0x10de;
 const VGA: u32 = 0x03_0000;
 const ACCELERATOR: u32 = 0x03_0200;
 const NVSWITCH: u32 = 0x06_8000;
+/// How the names of the device files of virtual machines begin.
+const DEVICE_FILES: &str = "/dev/vfio/";
 /// An empty line clears the override.
 const NO_OVERRIDE: &str = "\n";
 /// Loading a module takes a moment.
@@ -58,8 +60,9 @@ pub async fn unbind(host: &impl Host, which: &Which, nvswitches: bool) -> Result
         for device in with_auxiliary(&devices, device) {
             match device.driver.as_deref() {
                 Some(driver) if is_vfio(driver) => {
-                    if let Err(error) = take_back(host, &device.address).await {
-                        failed.push(format!("take {} back from {driver}: {}", device.address, error.source));
+                    if let Err(failure) = take_back(host, device).await {
+                        let why = failure.sentence();
+                        failed.push(format!("take {} back from {driver}: {why}", device.address));
                     }
                 }
                 Some(driver) => tracing::info!("{} is driven by {driver} and is left alone", device.address),
@@ -74,11 +77,22 @@ pub async fn unbind(host: &impl Host, which: &Which, nvswitches: bool) -> Result
     if failed.is_empty() { Ok(()) } else { Err(Failure::Devices(failed.join("; "))) }
 }
 
-async fn take_back(host: &impl Host, address: &str) -> Result<(), HostError> {
+async fn take_back(host: &impl Host, device: &PciDevice) -> Result<(), Failure> {
+    is_free(host, device).await?;
+    let address = &device.address;
     host.write(&driver_override(address), NO_OVERRIDE).await?;
     host.write(&format!("/sys/bus/pci/devices/{address}/driver/unbind"), address).await?;
     tracing::info!("took {address} back");
     Ok(())
+}
+
+/// An error that names who holds the device. To take it away from a virtual machine asks that to give it up, and waits for
+/// it in the kernel, where nothing ends the wait.
+async fn is_free(host: &impl Host, device: &PciDevice) -> Result<(), Failure> {
+    let mut holders = host.holders(DEVICE_FILES).await?;
+    holders.retain(|holder| device.vfio_files.iter().any(|file| holder.files.contains(file)));
+    let holders: Vec<String> = holders.iter().map(ToString::to_string).collect();
+    if holders.is_empty() { Ok(()) } else { Err(Failure::Devices(holders.join("; "))) }
 }
 
 /// A `bind` that was killed before its last step leaves a device that no driver has and only a vfio driver may take.
@@ -128,6 +142,7 @@ async fn give(host: &impl Host, device: &PciDevice, driver: &str, host_root: &st
     if device.driver.as_deref() == Some(&driver) {
         return Ok(());
     }
+    is_free(host, device).await?;
     let path = driver_override(&device.address);
     host.write(&path, NO_OVERRIDE).await?;
     if device.driver.is_some() {

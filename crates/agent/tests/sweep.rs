@@ -31,7 +31,9 @@ enum Story {
     WithPlugin,
     GivenBack,
     Drained,
+    DrainedInVain,
     CustomLabel,
+    CustomClient,
     HostDriver,
     HostDriverGone,
 }
@@ -96,11 +98,31 @@ impl Story {
                 stage.pod("research", "monitor", json!({}), json!({"ownedBy": "ReplicaSet"})).await;
                 stage.pod("kube-system", "network", json!({}), json!({"ownedBy": "DaemonSet"})).await;
             }
+            Story::DrainedInVain => {
+                stage.settings.drain = true;
+                stage.host.change(|machine| machine.open(7, "monitor", "/dev/nvidia0", &["nvidia"]));
+                stage.uninstall().await.unwrap_err();
+                stage.pod("research", "tolerant", json!({}), json!({"ownedBy": "ReplicaSet"})).await;
+            }
             Story::CustomLabel => {
                 stage.settings.custom_label = Some(CUSTOM.to_owned());
                 stage.label(CUSTOM, Some("here")).await;
                 let spec = json!({"ownedBy": "DaemonSet", "nodeSelector": {CUSTOM: "here"}});
                 stage.pod("other", "plugin", json!({}), spec).await;
+            }
+            Story::CustomClient => {
+                stage.settings.custom_label = Some(CUSTOM.to_owned());
+                stage.label(CUSTOM, Some("here")).await;
+                stage.label(DRA, Some("true")).await;
+                let app = "nvidia-dra-driver-kubelet-plugin";
+                stage.pod(NAMESPACE, app, json!({}), operand(app, DRA)).await;
+                let device = json!({"driver": "gpu.nvidia.com", "pool": "p", "device": "d", "request": "r"});
+                stage.claim("other", "gpu", device).await;
+                let claims = json!([{"name": "c", "resourceClaimName": "gpu"}]);
+                let selector = json!({CUSTOM: "here"});
+                let spec =
+                    json!({"ownedBy": "DaemonSet", "nodeSelector": selector, "resourceClaims": claims});
+                stage.pod("other", "client", json!({}), spec).await;
             }
             Story::HostDriver => {
                 stage.host.change(|machine| machine.host_driver = HostDriver::Version("535.1".to_owned()));
@@ -115,7 +137,15 @@ impl Story {
     }
 
     fn succeeds(self) -> bool {
-        !matches!(self, Story::Busy | Story::Half | Story::GivenBack | Story::Drained | Story::HostDriver)
+        !matches!(
+            self,
+            Story::Busy
+                | Story::Half
+                | Story::GivenBack
+                | Story::Drained
+                | Story::DrainedInVain
+                | Story::HostDriver
+        )
     }
 }
 
@@ -171,7 +201,11 @@ async fn judge(stage: &Stage, story: Story) {
         let value = node.labels().get(label).map(String::as_str);
         assert!(matches!(value, Some("true" | "paused-for-driver-upgrade")), "{story:?}: {label}={value:?}");
     }
-    if story == Story::CustomLabel {
+    if story == Story::DrainedInVain {
+        assert!(cordoned && ours, "{story:?}: its pods come back to be drained again");
+        assert!(stage.pods().await.contains(&"research/tolerant".to_owned()), "{story:?}: drained again");
+    }
+    if matches!(story, Story::CustomLabel | Story::CustomClient) {
         let value = node.labels()[CUSTOM].as_str();
         assert!(matches!(value, "here" | "here_paused-for-driver-upgrade"), "{CUSTOM}={value}");
     }
@@ -279,8 +313,18 @@ fn killed_anywhere_while_the_node_is_drained() {
 }
 
 #[test]
+fn killed_anywhere_after_a_drain_that_did_not_help() {
+    sweep(Story::DrainedInVain);
+}
+
+#[test]
 fn killed_anywhere_with_a_plugin_of_another_installation() {
     sweep(Story::CustomLabel);
+}
+
+#[test]
+fn killed_anywhere_with_a_client_that_holds_a_claim() {
+    sweep(Story::CustomClient);
 }
 
 #[test]

@@ -55,9 +55,10 @@ fn flags_stand_before_or_after_the_command_and_switches_need_no_value() {
 }
 
 #[test]
-fn a_variable_that_is_set_to_nothing_keeps_its_default() {
+fn a_switch_that_is_set_to_nothing_is_off_and_anything_else_keeps_its_default() {
     let manager = driver_manager(&[
         "--enable-auto-drain=",
+        "--enable-gpu-pod-eviction=",
         "--drain-use-force=",
         "--drain-timeout-seconds=",
         "--mofed-timeout=",
@@ -66,7 +67,7 @@ fn a_variable_that_is_set_to_nothing_keeps_its_default() {
         "--timeout=",
     ]);
     let settings = manager.settings().unwrap();
-    assert!(settings.drain && !settings.force && settings.leave_limit.is_none());
+    assert!(!settings.drain && !settings.evict && !settings.force && settings.leave_limit.is_none());
     assert_eq!(settings.mofed_limit, Some(Duration::from_mins(10)));
     assert_eq!(settings.uncordon, Uncordon::Finish);
     let timeout = Duration::from_mins(30);
@@ -196,6 +197,16 @@ const SAFE_LOAD: [Row<SafeLoad>; 9] = [
 
 fn settings(manager: &DriverManager) -> Settings {
     manager.settings().unwrap()
+}
+
+#[test]
+fn switches_that_are_on_by_default_are_off_where_their_variable_is_empty() {
+    let test = "switches_that_are_on_by_default_are_off_where_their_variable_is_empty";
+    let table: [Row<DriverManager>; 2] = [
+        ("ENABLE_GPU_POD_EVICTION", "", |told| !settings(told).evict),
+        ("ENABLE_AUTO_DRAIN", "", |told| !settings(told).drain),
+    ];
+    each_variable_counts(test, &table, || driver_manager(&["uninstall_driver"]));
 }
 
 /// Set for the copy of the test that runs with one variable: which one, or `none`.

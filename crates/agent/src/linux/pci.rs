@@ -32,5 +32,16 @@ fn device(path: &Path) -> PciDevice {
         driver: driver.and_then(|target| Some(target.file_name()?.to_string_lossy().into_owned())),
         modalias: text("modalias"),
         consumers,
+        vfio_files: vfio_files(path),
     }
+}
+
+/// A virtual machine opens the device's group (with an IOMMU or without one), in newer kernels also the device itself.
+fn vfio_files(path: &Path) -> Vec<String> {
+    let group = std::fs::read_link(path.join("iommu_group")).ok();
+    let group = group.as_ref().and_then(|target| target.file_name()).map(|name| name.to_string_lossy());
+    let groups = group.into_iter().flat_map(|name| [name.to_string(), format!("noiommu-{name}")]);
+    let devices = std::fs::read_dir(path.join("vfio-dev")).into_iter().flatten().flatten();
+    let devices = devices.map(|entry| format!("devices/{}", entry.file_name().to_string_lossy()));
+    groups.chain(devices).map(|name| format!("/dev/vfio/{name}")).collect()
 }

@@ -41,6 +41,14 @@ async fn a_missing_proc_is_an_error_and_not_a_machine_without_modules() {
 }
 
 #[tokio::test]
+async fn a_missing_sys_is_an_error_and_not_a_machine_whose_modules_have_no_users() {
+    let dir = tree();
+    put(dir.path(), "proc/modules", "nvidia 1 0 - Live 0x0\n");
+    let error = Linux::below(dir.path()).modules(&KernelPaths::default()).await.unwrap_err();
+    assert!(error.operation.ends_with("/sys/module"), "{error}");
+}
+
+#[tokio::test]
 async fn holders_that_cannot_be_read_are_an_error_and_not_a_module_without_users() {
     let dir = tree();
     put(dir.path(), "proc/modules", "nvidia 1 0 - Live 0x0\n");
@@ -91,6 +99,8 @@ async fn devices_are_read_with_driver_and_consumers() {
     put(root, &format!("{device}/modalias"), "pci:v000010DEd00002342sv0sd0bc03sc00i00\n");
     put(root, &format!("{device}/consumer:pci:0000:01:00.1/x"), "");
     symlink("../../drivers/vfio-pci", root.join(device).join("driver")).unwrap();
+    symlink("../../../kernel/iommu_groups/12", root.join(device).join("iommu_group")).unwrap();
+    fs::create_dir_all(root.join(device).join("vfio-dev/vfio3")).unwrap();
     let host = Linux::below(root);
     let devices = host.pci_devices().await.unwrap();
     assert_eq!(devices.len(), 1);
@@ -98,6 +108,7 @@ async fn devices_are_read_with_driver_and_consumers() {
     assert_eq!((found.vendor, found.class), (0x10de, 0x03_0000));
     assert_eq!(found.driver.as_deref(), Some("vfio-pci"));
     assert_eq!(found.consumers, ["0000:01:00.1"]);
+    assert_eq!(found.vfio_files, ["/dev/vfio/12", "/dev/vfio/noiommu-12", "/dev/vfio/devices/vfio3"]);
     assert_eq!(Linux::below("/nonexistent").pci_devices().await.unwrap(), []);
 }
 
@@ -113,6 +124,19 @@ async fn files_that_are_not_there_are_told_from_files_that_cannot_be_read() {
     host.write("/run/x", "other").await.unwrap();
     host.remove("/run/x").await.unwrap();
     assert!(!host.exists("/run/x").await.unwrap());
+}
+
+#[tokio::test]
+async fn a_write_that_the_kernel_holds_on_to_ends_with_its_time() {
+    let dir = tree();
+    // Nobody reads it, so whoever opens it for writing waits.
+    let pipe = dir.path().join("unbind");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let host = Linux { patience: Duration::from_millis(50), ..Linux::below(dir.path()) };
+    let error = host.write("/unbind", "0000:01:00.0").await.unwrap_err();
+    assert!(error.source.to_string().contains("it has not come about"), "{}", error.source);
+    // The thread of the write ends with this.
+    assert_eq!(fs::read_to_string(&pipe).unwrap(), "0000:01:00.0");
 }
 
 #[tokio::test]

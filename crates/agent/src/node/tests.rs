@@ -76,6 +76,27 @@ fn a_node_that_others_keep_out_is_not_given_back() {
 }
 
 #[test]
+fn a_node_that_an_upgrade_controller_works_on_is_not_given_back() {
+    for (state, kept) in [
+        ("upgrade-required", false),
+        ("cordon-required", true),
+        ("drain-required", true),
+        ("node-maintenance-required", true),
+        ("uncordon-required", true),
+        ("upgrade-failed", true),
+        ("upgrade-done", false),
+        ("", false),
+    ] {
+        let mut node = Node::default();
+        apply(&mut node, |node| cordon(node, NOW));
+        node.labels.insert("nvidia.com/gpu-driver-upgrade-state".to_owned(), state.to_owned());
+        assert!(uncordon(&node).on(&node).is_some(), "{state}: nobody looks after it any more");
+        node.annotations.insert("nvidia.com/gpu-driver-upgrade-enabled".to_owned(), "true".to_owned());
+        assert_eq!(uncordon(&node).on(&node).is_none(), kept, "{state}");
+    }
+}
+
+#[test]
 fn there_is_a_way_back_from_pre_installed() {
     for before in [Some("true"), Some("custom"), None] {
         let mut node = Node::default();
@@ -108,12 +129,12 @@ fn a_persons_words_about_a_reboot_are_neither_taken_back_nor_written_over() {
     node.annotations.insert(NEEDS_REBOOT_ANNOTATION.to_owned(), "firmware was flashed".to_owned());
     let words = node.clone();
     assert_eq!(reboot_is_over(&node, Change::default()).on(&node), None);
-    apply(&mut node, |node| needs_reboot(node, "boot", "half of the driver is gone", NOW));
+    apply(&mut node, |node| needs_reboot(node, "boot", Some("half of the driver is gone"), NOW));
     assert_eq!(node.annotations[NEEDS_REBOOT_ANNOTATION], "firmware was flashed");
     assert!(node.is_cordoned_by_agent());
     assert_eq!(uncordon(&node).on(&node), None, "the words hold the node");
     node.annotations.remove(NEEDS_REBOOT_ANNOTATION);
-    apply(&mut node, |node| needs_reboot(node, "boot", "half of the driver is gone", NOW));
+    apply(&mut node, |node| needs_reboot(node, "boot", Some("half of the driver is gone"), NOW));
     assert!(node.needs_reboot("boot").is_some(), "the next start says it");
     apply(&mut node, |node| reboot_is_over(node, uncordon(node)));
     node.annotations.insert(NEEDS_REBOOT_ANNOTATION.to_owned(), "firmware was flashed".to_owned());
@@ -123,8 +144,20 @@ fn a_persons_words_about_a_reboot_are_neither_taken_back_nor_written_over() {
 #[test]
 fn a_reboot_that_was_needed_in_another_boot_is_over() {
     let mut node = Node::default();
-    apply(&mut node, |node| needs_reboot(node, "first", "half of the driver is gone", NOW));
+    apply(&mut node, |node| needs_reboot(node, "first", Some("half of the driver is gone"), NOW));
     assert!(node.unschedulable && node.is_cordoned_by_agent());
     assert_eq!(node.needs_reboot("first").unwrap().why, "half of the driver is gone");
     assert_eq!(node.needs_reboot("second"), None);
+}
+
+#[test]
+fn why_a_reboot_is_needed_is_said_by_whoever_saw_it() {
+    let mut node = Node::default();
+    apply(&mut node, |node| needs_reboot(node, "boot", None, NOW));
+    assert!(node.needs_reboot("boot").unwrap().why.starts_with("only part of the driver could be unloaded"));
+    apply(&mut node, |node| needs_reboot(node, "boot", Some("nvidia is held"), NOW));
+    apply(&mut node, |node| needs_reboot(node, "boot", None, NOW));
+    assert_eq!(node.needs_reboot("boot").unwrap().why, "nvidia is held");
+    apply(&mut node, |node| needs_reboot(node, "next", None, NOW));
+    assert_ne!(node.needs_reboot("next").unwrap().why, "nvidia is held", "that was in another boot");
 }

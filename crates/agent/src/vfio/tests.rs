@@ -9,6 +9,7 @@ fn device(address: &str, class: u32, driver: Option<&str>) -> PciDevice {
         driver: driver.map(str::to_owned),
         modalias: "pci:v000010DEd00002342sv000010DEsd000016EBbc03sc02i00".to_owned(),
         consumers: Vec::new(),
+        vfio_files: vec![format!("/dev/vfio/{address}"), format!("/dev/vfio/noiommu-{address}")],
     }
 }
 
@@ -94,4 +95,22 @@ async fn a_bind_that_was_killed_before_its_last_step_is_undone() {
     });
     let failure = unbind(&host, &Which::All, false).await.unwrap_err();
     assert!(failure.sentence().starts_with("clear the override of a: "), "{}", failure.sentence());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_device_that_a_virtual_machine_holds_is_not_taken_away_and_who_holds_it_is_named() {
+    let held = host(vec![device("1", VGA, Some("vfio-pci")), device("12", VGA, Some("vfio-pci"))]);
+    // Of the other device's group; the names begin alike.
+    held.change(|machine| machine.open(9, "qemu-kvm", "/dev/vfio/12", &[]));
+    let unbinding = unbind(&held, &Which::All, false);
+    let unbound = tokio::time::timeout(Duration::from_hours(1), unbinding).await;
+    let text = unbound.expect("the kernel would wait for ever").unwrap_err().sentence();
+    assert_eq!(text, "take 12 back from vfio-pci: process 9 (qemu-kvm) has /dev/vfio/12 open");
+    assert_eq!(drivers(&held), [None, Some("vfio-pci".to_owned())]);
+    assert!(!held.calls().contains(&format!("write {}", driver_override("12"))), "nothing was changed");
+    // Nor is it given to another vfio driver.
+    let one = Which::One("12".to_owned());
+    let bound = tokio::time::timeout(Duration::from_hours(1), bind(&held, &one, false, "/")).await;
+    let text = bound.expect("the kernel would wait for ever").unwrap_err().sentence();
+    assert!(text.contains("process 9 (qemu-kvm) has /dev/vfio/12 open"), "{text}");
 }

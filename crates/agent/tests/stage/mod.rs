@@ -13,6 +13,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, Namespace, Node as ApiNode, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt as _};
 use pitcrew_agent::Failure;
@@ -66,6 +67,8 @@ pub(crate) struct Stage {
     pub(crate) settings: Settings,
     /// What the agent asked of the API, and what it wrote on its node.
     pub(crate) trace: Arc<Mutex<Vec<String>>>,
+    /// The labels that the list is limited to that is asked for next.
+    selector: Arc<Mutex<String>>,
     requests: Arc<Mutex<Requests>>,
     died: Arc<Notify>,
     cluster: JoinHandle<()>,
@@ -114,12 +117,12 @@ impl Stage {
     async fn over(api: ApiServer, admin: Client, others: Client, machine: Machine) -> Self {
         let requests = Arc::new(Mutex::new(Requests::default()));
         let died = Arc::new(Notify::new());
-        let trace = Arc::new(Mutex::new(Vec::new()));
+        let (trace, selector) = (Arc::new(Mutex::new(Vec::new())), Arc::default());
         let host = Arc::new(FakeHost::new(machine));
         let cluster = tokio::spawn(live(others));
         let settings =
             Settings { drain: false, leave_limit: Some(Duration::from_mins(10)), ..Settings::default() };
-        let stage = Self { api, admin, host, settings, trace, requests, died, cluster };
+        let stage = Self { api, admin, host, settings, trace, selector, requests, died, cluster };
         stage.listen();
         stage.create::<ApiNode>(None, json!({"metadata": {"name": NODE}, "spec": {}})).await;
         stage
@@ -127,6 +130,7 @@ impl Stage {
 
     fn listen(&self) {
         let (trace, requests, died) = (self.trace.clone(), self.requests.clone(), self.died.clone());
+        let selector = self.selector.clone();
         self.api.on_request_as("trace", move |request| {
             if request.user != "agent" {
                 return None;
@@ -134,7 +138,8 @@ impl Stage {
             if request.resource != "events" {
                 let name = [request.namespace.as_str(), request.name.as_str()];
                 let name: Vec<&str> = name.into_iter().filter(|part| !part.is_empty()).collect();
-                let line = format!("{} {} {}", request.verb, request.resource, name.join("/"));
+                let selector = std::mem::take(&mut *selector.lock().unwrap());
+                let line = format!("{} {} {} {selector}", request.verb, request.resource, name.join("/"));
                 trace.lock().unwrap().push(line.trim().to_owned());
             }
             let mut requests = requests.lock().unwrap();
@@ -171,7 +176,7 @@ impl Stage {
     }
 
     pub(crate) fn agent(&self, stop: Stop) -> Agent<'_, FakeHost> {
-        let client = self.api.client_as("agent");
+        let client = noting(self.selector.clone(), self.api.client_as("agent"));
         let clock = Clock::starting_at(self.api.now());
         let cluster = Cluster::new(client, NODE, clock, stop.clone());
         Agent { host: &self.host, cluster, stop, settings: self.settings.clone() }
@@ -271,6 +276,14 @@ impl Stage {
         api.patch_status(&pod.name_any(), &PatchParams::default(), &status).await.unwrap()
     }
 
+    /// A claim that this device is allocated to.
+    pub(crate) async fn claim(&self, namespace: &str, name: &str, device: Value) {
+        self.create::<ResourceClaim>(Some(namespace), json!({"metadata": {"name": name}, "spec": {}})).await;
+        let status = json!({"status": {"allocation": {"devices": {"results": [device]}}}});
+        let api = Api::<ResourceClaim>::namespaced(self.admin.clone(), namespace);
+        api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    }
+
     pub(crate) async fn budget(&self, namespace: &str, app: &str, allowed: i32) {
         let object = json!({
             "metadata": {"name": app},
@@ -333,7 +346,8 @@ impl Stage {
         events.iter().map(text).collect()
     }
 
-    /// Everything that an end is compared by, without times.
+    /// Everything that an end is compared by, without times. Of why a reboot is needed the beginning: a start that was killed
+    /// leaves less to say than one that was not.
     pub(crate) async fn end(&self) -> String {
         let node = self.node().await;
         let spec = node.spec.clone().unwrap_or_default();
@@ -341,7 +355,11 @@ impl Stage {
             let mut value: Value = serde_json::from_str(text).unwrap_or(json!(text));
             if let Some(object) = value.as_object_mut() {
                 object.remove("since");
-                object.remove("why");
+                let why = object.get("why").and_then(Value::as_str).unwrap_or_default();
+                let begins = json!(why.split(" (").next());
+                if let Some(why) = object.get_mut("why") {
+                    *why = begins;
+                }
             }
             value.to_string()
         };
@@ -356,6 +374,20 @@ impl Stage {
             self.pods().await,
         )
     }
+}
+
+/// Hooks of the embedded API see no query: what a list is limited to is noted on its way there.
+fn noting(selector: Arc<Mutex<String>>, client: Client) -> Client {
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let (selector, client) = (selector.clone(), client.clone());
+        async move {
+            let query = request.uri().query().unwrap_or_default();
+            let labels = query.split('&').find_map(|part| part.strip_prefix("labelSelector="));
+            *selector.lock().unwrap() = labels.unwrap_or_default().replace("%3D", "=");
+            client.send(request).await
+        }
+    });
+    Client::new(service, "default")
 }
 
 /// The spec of an operand's pod.

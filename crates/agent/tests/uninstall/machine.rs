@@ -4,12 +4,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kube::ResourceExt as _;
-use pitcrew_agent::failure::{FAILED, NEEDS_REBOOT, TIMED_OUT};
-use pitcrew_agent::fake::{HostDriver, Machine};
+use pitcrew_agent::failure::{FAILED, NEEDS_REBOOT, TERMINATED, TIMED_OUT};
+use pitcrew_agent::fake::{Death, HostDriver, Machine};
 use pitcrew_agent::host::PciDevice;
 use pitcrew_agent::labels::{DRA_DRIVER, PAUSED};
+use pitcrew_core::contract::NEEDS_REBOOT_ANNOTATION;
+use pitcrew_core::driver_manager::NeedsReboot;
+use serde_json::json;
 
-use crate::stage::Stage;
+use crate::stage::{Kill, NAMESPACE, Stage};
 use crate::{wants, with_driver};
 
 /// The agent has paused this label, whatever became of it.
@@ -90,6 +93,44 @@ async fn half_a_driver_needs_a_reboot_and_keeps_the_node_out() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn why_half_a_driver_needs_a_reboot_outlives_starts_that_fail_for_something_else() {
+    let stage = Stage::new(with_driver()).await;
+    stage.host.change(|machine| machine.grabbed = Some(("nvidia_uvm".to_owned(), "nvidia".to_owned())));
+    let first = stage.uninstall().await.unwrap_err().sentence();
+    let why = async || {
+        let node = stage.node().await;
+        let record: NeedsReboot = serde_json::from_str(&node.annotations()[NEEDS_REBOOT_ANNOTATION]).unwrap();
+        record.why
+    };
+    assert_eq!(why().await, first);
+    // Told to end while something is waited for, …
+    let spec = json!({"ownedBy": "DaemonSet"});
+    stage.pod(NAMESPACE, "stuck", json!({"labels": {"app": "nvidia-dcgm-exporter"}}), spec).await;
+    let stopped = stage.uninstall_told_after(Duration::from_secs(20)).await.unwrap_err();
+    assert_eq!((stopped.exit_code(), why().await), (TERMINATED, first.clone()));
+    // … a pod that does not leave, and a host that does not answer.
+    for hangs in [false, true] {
+        if hangs {
+            stage.host.change(|machine| machine.host_driver = HostDriver::Hangs);
+        }
+        let failure = stage.uninstall().await.unwrap_err();
+        assert_eq!((failure.exit_code(), why().await), (NEEDS_REBOOT, first.clone()));
+        let other = if hangs {
+            "nvidia-smi of the host did not answer"
+        } else {
+            "pod gpu-operator/stuck still there"
+        };
+        let text = failure.sentence();
+        assert!(text.starts_with("only part of the driver") && text.contains(other), "{text}");
+        assert!(stage.is_cordoned().await && stage.paused().await.len() == 3);
+    }
+    // Who was killed before it could say it has left the note: the next start says it, whatever that one fails for.
+    stage.annotate(NEEDS_REBOOT_ANNOTATION, None).await;
+    assert_eq!(stage.uninstall().await.unwrap_err().exit_code(), NEEDS_REBOOT);
+    assert!(why().await.starts_with("only part of the driver could be unloaded"), "{}", why().await);
+}
+
+#[tokio::test(start_paused = true)]
 async fn half_a_driver_whose_holder_leaves_is_unloaded_after_all() {
     let stage = Stage::new(with_driver()).await;
     stage.host.change(|machine| machine.grabbed = Some(("nvidia_uvm".to_owned(), "nvidia".to_owned())));
@@ -98,6 +139,70 @@ async fn half_a_driver_whose_holder_leaves_is_unloaded_after_all() {
     stage.uninstall().await.unwrap();
     assert!(stage.host.machine().modules.is_empty());
     assert!(!stage.node().await.annotations().contains_key("pitcrew.dev/needs-reboot"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_module_that_somebody_else_removes_in_the_same_moment_is_removed() {
+    for module in ["nvidia_drm", "nvidia_uvm", "nvidia"] {
+        let stage = Stage::new(with_driver()).await;
+        stage.host.change(|machine| machine.vanishing = Some(module.to_owned()));
+        stage.uninstall().await.unwrap();
+        assert!(stage.host.machine().modules.is_empty(), "{module}");
+        assert!(stage.is_cordoned().await, "{module}: its driver is gone");
+    }
+    let stage = Stage::new(Machine::default()).await;
+    stage.host.change(|machine| {
+        machine.load("nouveau", None);
+        machine.vanishing = Some("nouveau".to_owned());
+    });
+    stage.uninstall().await.unwrap();
+}
+
+/// Another program's driver, with other modules.
+fn another_driver() -> Machine {
+    let mut machine = Machine::default();
+    machine.load("nvidia", None);
+    machine.load("nvidia_uvm", Some("nvidia"));
+    machine
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_driver_that_is_loaded_after_an_unload_is_not_the_rest_of_the_one_before() {
+    for killed in [false, true] {
+        let stage = Stage::new(with_driver()).await;
+        // What comes after the unload fails again and again, …
+        stage.host.change(|machine| {
+            machine.failing.insert("list PCI devices".to_owned());
+        });
+        if killed {
+            // … or the last start was killed before it could note that everything is gone.
+            let at = last_removal(&stage).await;
+            stage.plan(Kill::Host(Death { at, after: true }));
+            assert!(stage.until_killed(stage.uninstall()).await.is_none());
+            assert!(stage.host.machine().modules.is_empty());
+            stage.host.dies(None);
+        }
+        let failure = stage.uninstall().await.unwrap_err();
+        assert!(failure.sentence().starts_with("list PCI devices"), "{}", failure.sentence());
+        // … until somebody puts NVIDIA's program in its place, which loads a driver, and ours comes back.
+        stage.host.change(|machine| {
+            machine.modules = another_driver().modules;
+            machine.open(7, "python3", "/dev/nvidia0", &["nvidia"]);
+        });
+        let failure = stage.uninstall().await.unwrap_err();
+        assert_eq!(failure.exit_code(), FAILED, "{}", failure.sentence());
+        assert!(failure.sentence().contains("nothing of it was"), "{}", failure.sentence());
+        assert!(stage.paused().await.is_empty());
+        assert!(!stage.node().await.annotations().contains_key(NEEDS_REBOOT_ANNOTATION));
+    }
+}
+
+/// Which call to the machine removes the last module.
+async fn last_removal(stage: &Stage) -> usize {
+    let other = Stage::new(stage.host.machine()).await;
+    other.uninstall().await.unwrap_err();
+    let last = other.host.calls().iter().position(|call| call == "remove module nvidia");
+    last.unwrap() + 1
 }
 
 #[tokio::test(start_paused = true)]

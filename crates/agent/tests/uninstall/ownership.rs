@@ -79,6 +79,31 @@ async fn a_node_that_nvsentinel_took_meanwhile_is_not_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_cordon_that_an_upgrade_controller_relies_on_is_not_lifted() {
+    const STATE: &str = "nvidia.com/gpu-driver-upgrade-state";
+    let stage = Stage::new(with_driver()).await;
+    stage.budget("research", "train", 0).await;
+    let killed = tokio::time::timeout(Duration::from_secs(20), stage.uninstall()).await;
+    assert!(killed.is_err() && stage.is_cordoned().await);
+    // NVIDIA's upgrades are switched on. Their controller finds the node cordoned, and begins to drain it.
+    stage.annotate("nvidia.com/gpu-driver-upgrade-enabled", Some("true")).await;
+    stage.label(STATE, Some("drain-required")).await;
+    stage.host.change(|machine| machine.open(7, "python3", "/dev/nvidia0", &["nvidia"]));
+    stage.uninstall().await.unwrap_err();
+    assert!(stage.is_cordoned().await && stage.paused().await.is_empty());
+    stage.host.change(|machine| machine.processes.clear());
+    stage.label(STATE, Some("pod-restart-required")).await;
+    stage.uninstall().await.unwrap();
+    stage.load_new_driver();
+    let failure = stage.finish(Duration::from_mins(1)).await.unwrap_err();
+    assert!(failure.sentence().contains("kept out by the upgrade controller"), "{}", failure.sentence());
+    assert!(stage.is_cordoned().await);
+    stage.label(STATE, Some("upgrade-done")).await;
+    stage.finish(Duration::from_mins(1)).await.unwrap();
+    assert!(!stage.is_cordoned().await);
+}
+
+#[tokio::test(start_paused = true)]
 async fn sigterm_before_the_driver_is_touched_restores_everything() {
     let stage = Stage::new(with_driver()).await;
     stage.budget("research", "train", 0).await;

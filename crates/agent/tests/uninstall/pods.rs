@@ -4,31 +4,34 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
 use pitcrew_agent::Failure;
 use pitcrew_agent::clock::Clock;
 use pitcrew_agent::cluster::Cluster;
-use pitcrew_agent::failure::TIMED_OUT;
+use pitcrew_agent::failure::{FAILED, TIMED_OUT};
+use pitcrew_agent::fake::Machine;
 use pitcrew_agent::settings::Settings;
 use pitcrew_agent::stop::Stop;
 use pitcrew_agent::uninstall::{Agent, uninstall};
 use pitcrew_sim::api::Fault;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::stage::{NAMESPACE, NODE, Stage, gpu_pod, operand};
-use crate::with_driver;
+use crate::{wants, with_driver};
 
 async fn claim(stage: &Stage, name: &str, driver: &str) {
-    let object = json!({"metadata": {"name": name}, "spec": {}});
-    stage.create::<ResourceClaim>(Some("research"), object).await;
-    let status = json!({"status": {"allocation": {"devices": {"results": [
-        {"driver": driver, "pool": "p", "device": "d", "request": "r"},
-    ]}}}});
-    let api = kube::Api::<ResourceClaim>::namespaced(stage.admin.clone(), "research");
-    let params = PatchParams::default();
-    api.patch_status(name, &params, &Patch::Merge(status)).await.unwrap();
+    allocated(stage, name, json!({"driver": driver, "pool": "p", "device": "d", "request": "r"})).await;
+}
+
+/// A claim of an administrator's, who looks at a device and does not keep it busy.
+async fn admin_claim(stage: &Stage, name: &str) {
+    let device =
+        json!({"driver": "gpu.nvidia.com", "pool": "p", "device": "d", "request": "r", "adminAccess": true});
+    allocated(stage, name, device).await;
+}
+
+async fn allocated(stage: &Stage, name: &str, device: Value) {
+    stage.claim("research", name, device).await;
 }
 
 const DRA: &str = "nvidia.com/gpu.deploy.dra-driver";
@@ -265,6 +268,55 @@ async fn a_drain_works_with_daemon_sets_pods_on_the_node() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_drain_that_did_not_help_is_not_made_again() {
+    let mut stage = Stage::new(with_driver()).await;
+    stage.settings.drain = true;
+    stage.pod("research", "web", json!({}), json!({"ownedBy": "ReplicaSet"})).await;
+    // A process of the host: no pod that leaves takes it along.
+    stage.host.change(|machine| machine.open(9, "monitor", "/dev/nvidia0", &["nvidia"]));
+    let text = stage.uninstall().await.unwrap_err().sentence();
+    assert!(text.contains("process 9 (monitor)") && text.contains("stays cordoned"), "{text}");
+    assert!(!stage.pods().await.contains(&"research/web".to_owned()));
+    assert!(stage.events().await.iter().any(|event| event.contains("stays cordoned")));
+    // Whoever is here all the same is left alone by the starts after it, also if one is told to end.
+    stage.pod("research", "tolerant", json!({}), json!({"ownedBy": "ReplicaSet"})).await;
+    let evicted = stage.api.counts().of("create", "pods/eviction");
+    stage.uninstall_told_after(Duration::from_secs(1)).await.unwrap_err();
+    for _ in 0..3 {
+        assert!(stage.is_cordoned().await && stage.paused().await.is_empty());
+        let failure = stage.uninstall().await.unwrap_err();
+        assert_eq!(failure.exit_code(), FAILED);
+        assert!(failure.sentence().contains("stays cordoned"), "{}", failure.sentence());
+    }
+    assert_eq!(stage.api.counts().of("create", "pods/eviction"), evicted);
+    // A person who gives the node back may have ended what was in the way: that is another attempt.
+    stage.patch(json!({"spec": {"unschedulable": null}})).await;
+    stage.uninstall().await.unwrap_err();
+    assert!(stage.is_cordoned().await && !stage.pods().await.contains(&"research/tolerant".to_owned()));
+    stage.host.change(|machine| machine.processes.clear());
+    stage.uninstall().await.unwrap();
+    stage.load_new_driver();
+    stage.finish(Duration::from_mins(1)).await.unwrap();
+    assert!(!stage.is_cordoned().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_whose_time_is_over_goes_on_with_the_next_start_and_does_not_begin_anew() {
+    let mut stage = Stage::new(with_driver()).await;
+    stage.settings.drain = true;
+    stage.settings.leave_limit = Some(Duration::from_mins(1));
+    stage.pod("research", "web", json!({}), json!({"ownedBy": "ReplicaSet"})).await;
+    stage.budget("research", "train", 0).await;
+    let failure = stage.uninstall().await.unwrap_err();
+    assert_eq!(failure.exit_code(), TIMED_OUT, "{}", failure.sentence());
+    assert!(!stage.pods().await.contains(&"research/web".to_owned()));
+    assert!(stage.is_cordoned().await, "or it would come back, to be evicted again");
+    stage.admin_delete("research", "train").await;
+    stage.uninstall().await.unwrap();
+    assert!(stage.host.machine().modules.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pod_that_may_not_be_evicted_keeps_all_others_where_they_are() {
     let stage = Stage::new(with_driver()).await;
     let mut bare = gpu_pod();
@@ -277,27 +329,95 @@ async fn a_pod_that_may_not_be_evicted_keeps_all_others_where_they_are() {
 
 #[tokio::test(start_paused = true)]
 async fn the_dra_plugin_leaves_last_and_only_without_claim_holders() {
-    let stage = Stage::new(with_driver()).await;
+    let mut stage = Stage::new(with_driver()).await;
     stage.label(DRA, Some("true")).await;
     stage.pod(NAMESPACE, PLUGIN, json!({}), operand(PLUGIN, DRA)).await;
-    claim(&stage, "gpu", "gpu.nvidia.com").await;
-    // An administrator's claim: nobody evicts its holder, but the plugin has to give it back.
+    // It keeps no driver busy, but the plugin has to give the claim back.
+    admin_claim(&stage, "gpu").await;
     let spec = json!({"ownedBy": "DaemonSet", "resourceClaims": [{"name": "c", "resourceClaimName": "gpu"}]});
-    let api = kube::Api::<ResourceClaim>::namespaced(stage.admin.clone(), "research");
-    let status = json!({"status": {"allocation": {"devices": {"results": [
-        {"driver": "gpu.nvidia.com", "pool": "p", "device": "d", "request": "r", "adminAccess": true},
-    ]}}}});
-    api.patch_status("gpu", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     stage.pod("research", "watcher", json!({}), spec).await;
+    // Whoever evicts finds before anybody leaves that it cannot.
+    let text = stage.uninstall().await.unwrap_err().sentence();
+    assert!(text.contains("pod research/watcher belongs to a DaemonSet"), "{text}");
+    assert_eq!(stage.api.counts().of("create", "pods/eviction"), 0);
+    stage.settings.evict = false;
     let failure = stage.uninstall().await.unwrap_err();
     assert!(failure.sentence().contains("pod research/watcher hold claims"), "{}", failure.sentence());
     assert!(stage.pods().await.contains(&format!("{NAMESPACE}/{PLUGIN}")));
     stage.admin_delete("research", "watcher").await;
+    stage.settings.evict = true;
     stage.uninstall().await.unwrap();
     assert_eq!(stage.node().await.labels()[DRA], "true");
     let trace = stage.trace.lock().unwrap().join("\n");
     let evicted = trace.rfind("pods/eviction").unwrap();
     assert!(trace.rfind("dra-driver = \"paused").unwrap() > evicted, "{trace}");
+}
+
+const CUSTOM: &str = "example.com/client";
+
+/// A node with a DRA plugin, and with a client of another installation that holds a claim.
+async fn with_client(machine: Machine) -> Stage {
+    let mut stage = Stage::new(machine).await;
+    stage.settings.custom_label = Some(CUSTOM.to_owned());
+    stage.label(CUSTOM, Some("here")).await;
+    stage.label(DRA, Some("true")).await;
+    stage.pod(NAMESPACE, PLUGIN, json!({}), operand(PLUGIN, DRA)).await;
+    claim(&stage, "gpu", "gpu.nvidia.com").await;
+    let claims = json!([{"name": "c", "resourceClaimName": "gpu"}]);
+    let spec = json!({"ownedBy": "DaemonSet", "nodeSelector": {CUSTOM: "here"}, "resourceClaims": claims});
+    stage.pod("research", "client", json!({}), spec).await;
+    stage
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_of_the_custom_label_that_holds_a_claim_stays_where_nobody_has_to_leave() {
+    for machine in [with_driver(), Machine::default()] {
+        let mut stage = with_client(machine).await;
+        wants(&mut stage, "old");
+        stage.uninstall().await.unwrap();
+        assert!(stage.pods().await.contains(&"research/client".to_owned()));
+        assert!(!stage.pods().await.contains(&format!("{NAMESPACE}/{PLUGIN}")), "it comes back by itself");
+        let trace = stage.trace.lock().unwrap().join("\n");
+        assert!(trace.contains("dra-driver = \"paused") && !trace.contains(CUSTOM), "{trace}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_of_the_custom_label_that_holds_a_claim_leaves_before_the_plugin() {
+    let stage = with_client(with_driver()).await;
+    stage.uninstall().await.unwrap();
+    let pods = stage.pods().await;
+    assert!(!pods.contains(&"research/client".to_owned()), "{pods:?}");
+    let trace = stage.trace.lock().unwrap().join("\n");
+    let (client, plugin) =
+        (trace.find("client = \"here_paused").unwrap(), trace.find("dra-driver = \"paused").unwrap());
+    assert!(client < plugin, "the plugin gives its claim back: {trace}");
+    let node = stage.node().await;
+    assert_eq!((node.labels()[CUSTOM].as_str(), node.labels()[DRA].as_str()), ("here", "true"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_administrators_pod_is_evicted_if_the_plugin_has_to_give_its_claim_back() {
+    for plugin in [true, false] {
+        let stage = Stage::new(with_driver()).await;
+        if plugin {
+            stage.label(DRA, Some("true")).await;
+            stage.pod(NAMESPACE, PLUGIN, json!({}), operand(PLUGIN, DRA)).await;
+        }
+        admin_claim(&stage, "gpu").await;
+        let claims = json!([{"name": "c", "resourceClaimName": "gpu"}]);
+        stage
+            .pod(
+                "research",
+                "exporter",
+                json!({}),
+                json!({"ownedBy": "ReplicaSet", "resourceClaims": claims}),
+            )
+            .await;
+        stage.uninstall().await.unwrap();
+        let stays = stage.pods().await.contains(&"research/exporter".to_owned());
+        assert_eq!(stays, !plugin, "it is in nobody's way but the plugin's");
+    }
 }
 
 #[tokio::test(start_paused = true)]
