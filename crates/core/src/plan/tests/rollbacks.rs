@@ -497,6 +497,7 @@ fn a_node_that_comes_back_by_itself_does_not_get_past_its_gates_unless_it_was_ne
     let asked = |fleet: &Fleet, node: &str| fleet.told(&format!("{node} gate smoke After")).len();
     assert_eq!((asked(&fleet, CANARY), asked(&fleet, "gpu-1")), (2, 0), "{:#?}", fleet.told("gate"));
     assert_eq!(taken_in(&fleet, "gpu-1"), 0);
+}
 
 /// All nodes have a version that is taken back, and cannot be put back: somebody else owns it.
 fn stuck_on_a_bad_version() -> Fleet {
