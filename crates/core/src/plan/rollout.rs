@@ -114,7 +114,6 @@ pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &m
         };
         let has_to_move = |v: &Verdict| waits(v) || v.state.in_flight();
         let may = done.status == PoolStatus::Active && condemned.is_none();
-        // A way back is written down even if no node has to go it: what comes after it is no way back any more.
         // Nothing new comes to a node that is only proven.
         let visit = |name: &NodeName| snapshot.nodes.get(name)?.visit.as_ref()?.as_ref().ok();
         let only_proven =
