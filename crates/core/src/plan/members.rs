@@ -150,9 +150,21 @@ impl<'a> Member<'a> {
     /// It could take work again as it is: nothing was done to its driver, in this attempt or an earlier one.
     pub(super) fn has_its_old_driver(&self) -> bool {
         let usable = self.driver_ready && !self.needs_driver();
-        let Standing::Visit(visit, walk) = self.standing else { return usable };
-        let older = self.pod.is_some_and(|pod| visit.found(pod.created));
-        usable && walk.attempts == 0 && older
+        let first = self.walk().is_none_or(|walk| walk.attempts == 0);
+        usable && first && self.found_its_driver()
+    }
+
+    /// Its driver pod was there before its visit began, if it is on one.
+    pub(super) fn found_its_driver(&self) -> bool {
+        let Standing::Visit(visit, _) = self.standing else { return true };
+        self.pod.is_some_and(|pod| visit.found(pod.created))
+    }
+
+    /// Its driver is the wanted one, works, and nobody wants another pod of it: there is nothing to do but to prove it.
+    pub(super) fn has_its_new_driver(&self) -> bool {
+        let replaced = self.walk().and_then(|walk| walk.replace.as_ref());
+        let stays = replaced.is_none() || replaced != self.pod.map(|pod| &pod.uid);
+        self.sync == Freshness::InSync && self.driver_ready && !self.asked_for && stays
     }
 
     /// Its driver is the wanted one and waits to be loaded: without that the node has no driver at all, and leaving it

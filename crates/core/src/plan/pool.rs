@@ -568,8 +568,8 @@ fn why_not(member: &Member<'_>, claimed_by: Option<&Vec<String>>) -> Reason {
 fn candidate<'a>(view: &View<'a>, index: usize, member: &Member<'a>) -> Candidate<'a> {
     let topology = &view.policy.topology;
     let (mut pods, mut devices, mut jobs) = (0, 0_u32, Vec::new());
-    // What only restarts in place interrupts no job.
-    let interrupts = !member.restarts_in_place();
+    // What only restarts in place, or is only proven, interrupts no job.
+    let interrupts = !member.restarts_in_place() && !member.has_its_new_driver();
     for pod in view.users(member) {
         (pods, devices) = (pods + 1, devices.saturating_add(pod.devices()));
         jobs.extend(Job::of(&topology.gang, pod).filter(|job| interrupts && !jobs.contains(job)));

@@ -61,7 +61,8 @@ pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reas
     if let Some(reason) = health::refuses(view, member) {
         return Err(reason);
     }
-    if !member.restarts_in_place() {
+    // One that only has to be proven keeps its work, as one does that restarts in place.
+    if !member.restarts_in_place() && !member.has_its_new_driver() {
         can_be_emptied(view, member)?;
     }
     in_window(view, member)

@@ -333,8 +333,7 @@ fn turn_back(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -
     if let Some(unlisted) = struck_off(view, member).filter(|_| member.has_its_old_driver()) {
         return Some(give_back(view, member, &visit.holds, &GivenBack::Unlisted(unlisted)));
     }
-    let wanted = member.asked_for || walk.replace.as_ref() == member.pod.map(|pod| &pod.uid);
-    if member.sync == Freshness::InSync && member.driver_ready && !wanted {
+    if member.has_its_new_driver() {
         let next = State::ValidationRequired;
         return Some(go(view, member, next, Some(walk.enter(next, view.snapshot.now))));
     }
@@ -370,7 +369,11 @@ fn retry(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
 fn failed(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
     let now = view.snapshot.now;
     if member.target.is_some_and(|target| *target != walk.target) {
-        return retry(view, member, walk);
+        // What is wanted now is what it has had all the time: it failed before anybody touched that.
+        let untouched = member.sync == Freshness::InSync && member.driver_ready && member.found_its_driver();
+        let again = walk.retry(now, target_of(member, walk).clone());
+        let replace = again.replace.clone().filter(|_| !untouched);
+        return go(view, member, State::UpgradeRequired, Some(Walk { replace, ..again }));
     }
     let Some(failure) = &walk.failure else { return Decision::stay(Reason::FailedWithoutRecord) };
     let cared_for = is_cared_for(member, failure);

@@ -523,3 +523,30 @@ fn a_version_that_was_rolled_out_is_what_its_next_rendering_comes_from() {
     let previous = fleet.snapshot.rollouts["gpu-2"].spec.previous.clone().unwrap();
     assert_eq!(previous.target.values().collect::<Vec<_>>(), [NEW]);
 }
+
+/// Its pods did not leave, so nobody ever touched its driver; and they would not leave now either.
+#[test]
+fn a_node_that_failed_before_its_driver_was_touched_is_not_emptied_on_the_way_back() {
+    let mut fleet = fleet(&json!({"onFailure": "Pause"})).budget("web", 1);
+    let policy = fleet.snapshot.sources.driver_policies.get_mut("gpu").unwrap();
+    policy.upgrade_policy =
+        serde_json::from_value(json!({"gpuPodDeletion": {"timeoutSeconds": 60}})).unwrap();
+    fleet.put(&CANARY.into(), pod("web-1").label("app", "web"));
+    while fleet.verdict(CANARY).state != State::WaitForJobsRequired {
+        fleet.step();
+    }
+    fleet.change_budgets(|budgets| {
+        for budget in budgets.values_mut() {
+            (budget.allowed, budget.desired) = (0, 3);
+        }
+    });
+    fleet.live(600);
+    assert_eq!(fleet.verdict(CANARY).state, State::UpgradeFailed, "{}", fleet.screen());
+    let driver = fleet.driver_mut(CANARY).uid.clone();
+    say(&mut fleet, "gpu-1", false);
+    fleet.live(3600);
+    all_back(&fleet);
+    assert_eq!(fleet.driver_mut(CANARY).uid, driver, "it has the driver that it had");
+    assert_eq!(fleet.told("evict"), [""; 0]);
+    assert!(!fleet.node_mut(CANARY).unschedulable);
+}
