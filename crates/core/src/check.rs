@@ -427,13 +427,33 @@ fn before_their_stage(
     early.map(|(i, patch)| (i, patch.node.clone())).collect()
 }
 
-/// Starts towards a target that somebody has taken back. A node without any driver is brought one.
+/// Starts towards a target that somebody has taken back, and restarts of drivers of before it that were left alone so far. A node
+/// without any driver is brought one.
 fn taken_back(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[(usize, &Action)]) -> Broken {
     if !rollout(snapshot, done).is_some_and(Rollout::is_taken_back) {
         return Vec::new();
     }
     let starts = starts(mine).filter(|(_, patch)| !only_loads(snapshot, policy, done, &patch.node));
-    starts.map(|(i, patch)| (i, patch.node.clone())).collect()
+    let starts = starts.map(|(i, patch)| (i, patch.node.clone()));
+    let restarts = mine.iter().filter_map(|(i, action)| match action {
+        Action::RestartDriver(restart) if takes_old_driver(snapshot, policy, done, restart) => {
+            Some((*i, restart.pod.node.clone()))
+        }
+        _ => None,
+    });
+    starts.chain(restarts).collect()
+}
+
+/// The driver of before works, was there when the visit began, and nobody may have told it to go.
+fn takes_old_driver(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, restart: &RestartDriver) -> bool {
+    let (name, pod) = (&restart.pod.node, &restart.pod);
+    let Some(visit) = visit(snapshot, name) else { return false };
+    let first = visit.drivers.get(&policy.driver).is_some_and(|walk| walk.attempts == 0);
+    let told = snapshot.setbacks.contains_key(&Object::Pod(pod.name.clone()));
+    let whole = snapshot.nodes.get(name).is_some_and(|node| node.needs_reboot().is_none());
+    let works = |pod: &Pod| pod.ready && pod.deleting.is_none() && visit.found(pod.created);
+    let stands = snapshot.pods_on(name).find(|known| known.uid == pod.uid).is_some_and(works);
+    first && !told && whole && stands && driver_is_current(snapshot, policy, done, name) == Some(false)
 }
 
 /// Ends of visits with a driver that some gate has not let pass: by what the visit says, of the pod that runs now.

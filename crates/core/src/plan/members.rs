@@ -147,11 +147,14 @@ impl<'a> Member<'a> {
         self.daemon_set?.driver_version.clone().filter(|_| earlier)
     }
 
-    /// It could take work again as it is: nothing was done to its driver, in this attempt or an earlier one.
+    /// It could take work again as it is.
     pub(super) fn has_its_old_driver(&self) -> bool {
-        let usable = self.driver_ready && !self.needs_driver();
-        let first = self.walk().is_none_or(|walk| walk.attempts == 0);
-        usable && first && self.found_its_driver()
+        self.driver_ready && !self.needs_driver() && self.is_untouched()
+    }
+
+    /// Nothing was done to its driver, in this attempt or an earlier one.
+    pub(super) fn is_untouched(&self) -> bool {
+        self.walk().is_none_or(|walk| walk.attempts == 0) && self.found_its_driver()
     }
 
     /// Its driver pod was there before its visit began, if it is on one.

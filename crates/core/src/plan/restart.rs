@@ -11,7 +11,7 @@ use super::{gates, reboot};
 use crate::action::{Action, Changes, NodePatch, RestartDriver, Users};
 use crate::contract::State;
 use crate::reason::Reason;
-use crate::snapshot::{Object, Phase, Pod};
+use crate::snapshot::{Object, Phase, Pod, Trouble};
 use crate::visit::{Cause, Finding, Walk};
 
 /// The old pod is deleted as soon as a node is at its restart. If that took longer, the time for the new one begins anew.
@@ -99,6 +99,9 @@ fn restart(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: 
     let snapshot = view.snapshot;
     let reason = Reason::DriverStopping { pod: pod.name.clone(), until };
     let object = Object::Pod(pod.name.clone());
+    if let Some(decision) = keep(view, member, walk, pod, until) {
+        return decision;
+    }
     let in_place = member.restarts_in_place();
     if let Some(user) = view.users(member).next().filter(|_| !in_place) {
         return empty_again(view, member, walk, user);
@@ -144,6 +147,35 @@ fn restart(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: 
     Decision::act(reason, Action::RestartDriver(restart))
 }
 
+/// The rollout was called off, and nobody has told the old driver to go yet: it stays, and the node is given back from where
+/// that is still possible. A deletion without an answer may have happened.
+fn keep(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: Timestamp) -> Option<Decision> {
+    let object = Object::Pod(pod.name.clone());
+    let told = view.snapshot.is_busy(&object) || view.snapshot.setbacks.contains_key(&object);
+    if !view.is_called_off() || member.sync != Freshness::Outdated || told {
+        return None;
+    }
+    if member.has_its_old_driver() {
+        // Work would disturb a gate that takes its sample.
+        return Some(gate_at_work(view, member, until).unwrap_or_else(|| {
+            let back = State::WaitForJobsRequired;
+            go(view, member, back, Some(walk.enter(back, view.snapshot.now)))
+        }));
+    }
+    let in_trouble = pod.trouble.as_ref().is_some_and(Trouble::is_serious);
+    let comes_up = member.is_untouched() && !pod.ready && !in_trouble && !member.waits_for_load;
+    if !member.node.ready || !comes_up {
+        return None;
+    }
+    // After a boot, perhaps: then it is as good as it was.
+    Some(if ran_out(view, until) {
+        let what = format!("the old pod {}: {}", pod.name, says(pod));
+        not_ready(view, member, walk, Finding::about(&pod.name, what))
+    } else {
+        Decision::stay(Reason::DriverStarting { pod: pod.name.clone(), says: says(pod), until })
+    })
+}
+
 /// Gates measure what they compare with later; none of them may be at work when the driver goes.
 fn after_gates(
     view: &View<'_>,
@@ -156,6 +188,10 @@ fn after_gates(
     if let Some(decision) = gates::sample_before(view, member, (visit, walk), pod) {
         return Some(decision);
     }
+    gate_at_work(view, member, until)
+}
+
+fn gate_at_work(view: &View<'_>, member: &Member<'_>, until: Timestamp) -> Option<Decision> {
     let gate = gates::at_work(view, member)?;
     let found = Finding::about(&gate.name, format!("pod {} of a gate is still at work", gate.name));
     Some(Decision::stay(Reason::Validating { found, until }))

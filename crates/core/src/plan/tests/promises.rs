@@ -9,6 +9,7 @@ use crate::contract::{AGENT_CORDON_ANNOTATION, NEEDS_REBOOT_ANNOTATION, State, V
 use crate::names::ObjectName;
 use crate::plan::{Plan, plan};
 use crate::policy::{Devices, Pattern};
+use crate::snapshot::{Object, SetbackKind};
 
 /// What a fleet's own plan breaks, with its actions replaced by these.
 fn broken(fleet: &Fleet, actions: Vec<Action>) -> Vec<(Promise, String, usize)> {
@@ -326,4 +327,26 @@ fn no_start_takes_more_of_a_group_out_than_agreed() {
         "of another group, or of none"
     );
     assert_eq!(broken(&fleet().with(zoned("c").cordoned()), vec![start("c")]), [], "it is out already");
+}
+
+#[test]
+fn the_old_driver_is_not_replaced_by_a_version_that_was_taken_back() {
+    let mut fleet = under(json!({})).with(node("n").outdated().at(State::PodRestartRequired));
+    fleet.driver_mut("n").uid = "uid".into();
+    fleet.abort_rollouts();
+    assert_eq!(broken(&fleet, vec![restart("n")]), [], "nobody has taken it back");
+    let rollout = fleet.snapshot.rollouts.values_mut().next().unwrap();
+    let at = crate::api::stamp(noon());
+    rollout.spec.rollback = Some(crate::api::Word { by: "mei".into(), at, why: None });
+    let bad = [(Promise::NotTakenBack, "n".to_owned(), 0)];
+    assert_eq!(broken(&fleet, vec![restart("n")]), bad);
+    let mut gone = fleet.clone();
+    gone.driver_mut("n").ready = false;
+    assert_eq!(broken(&gone, vec![restart("n")]), [], "it does not work");
+    let mut told = fleet.clone();
+    let pod = told.driver_mut("n").name.clone();
+    told.setback(Object::Pod(pod), SetbackKind::Error("no answer".into()), after(5));
+    assert_eq!(broken(&told, vec![restart("n")]), [], "it may have been told to go already");
+    fleet.driver_mut("n").created = fleet.snapshot.now;
+    assert_eq!(broken(&fleet, vec![restart("n")]), [], "it came in this visit");
 }

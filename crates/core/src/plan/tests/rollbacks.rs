@@ -5,7 +5,9 @@ use serde_json::json;
 use super::fixture::*;
 use crate::api::{RolloutPhase, RolloutStatus, Word, stamp};
 use crate::contract::State;
+use crate::gate::{PodState, Sample};
 use crate::policy::Source;
+use crate::snapshot::{Object, SetbackKind};
 
 const CANARY: &str = "gpu-3";
 
@@ -549,4 +551,77 @@ fn a_node_that_failed_before_its_driver_was_touched_is_not_emptied_on_the_way_ba
     assert_eq!(fleet.driver_mut(CANARY).uid, driver, "it has the driver that it had");
     assert_eq!(fleet.told("evict"), [""; 0]);
     assert!(!fleet.node_mut(CANARY).unschedulable);
+}
+
+/// All nodes are at their restart, and their gate takes its sample from before: nobody has touched a driver yet.
+fn about_to_restart() -> Fleet {
+    let gates = json!([{"name": "ecc-errors", "preset": "ecc-errors"}]);
+    let mut fleet = fleet(&json!({"gates": gates, "stages": [{"name": "all"}]}));
+    fleet.gates.push(("ecc-errors", Sample::Before, PodState::Open { waits: None }));
+    fleet.live(30);
+    let waits =
+        |fleet: &Fleet| nodes(fleet).iter().filter(|node| node.ends_with("pod-restart-required old")).count();
+    assert_eq!(waits(&fleet), 6, "{}", fleet.screen());
+    fleet
+}
+
+/// The sample is there after a while.
+fn sample_is_taken(fleet: &mut Fleet) {
+    fleet.gates.clear();
+    fleet.forget_jobs();
+    fleet.live(3600);
+}
+
+fn given_back(fleet: &Fleet) {
+    assert_eq!(fleet.told("restart gpu-operator"), [""; 0]);
+    let waiting = nodes(fleet).into_iter().filter(|node| node.ends_with("upgrade-required old"));
+    assert_eq!(waiting.count(), 6, "{}", fleet.screen());
+    assert!(fleet.snapshot.nodes.values().all(|node| !node.unschedulable && node.visit.is_none()));
+}
+
+#[test]
+fn a_driver_that_was_not_told_to_go_yet_is_not_replaced_by_a_version_that_is_taken_back() {
+    let mut fleet = about_to_restart();
+    fleet.daemon_set_mut().manager = Some("Argo CD (application gpu)".into());
+    say(&mut fleet, "gpu-1", false);
+    sample_is_taken(&mut fleet);
+    given_back(&fleet);
+    assert_eq!(phases(&fleet), [RolloutPhase::Halted]);
+}
+
+#[test]
+fn nor_by_one_whose_rollout_is_aborted() {
+    let mut fleet = about_to_restart();
+    fleet.snapshot.rollouts.get_mut("gpu-1").unwrap().spec.abort = true;
+    sample_is_taken(&mut fleet);
+    given_back(&fleet);
+    assert_eq!(phases(&fleet), [RolloutPhase::Aborted]);
+}
+
+/// The machine boots in that moment: its old driver is not ready for a while, and comes back.
+#[test]
+fn nor_while_it_comes_up_after_a_boot() {
+    let mut fleet = about_to_restart();
+    fleet.node_mut("gpu-1").ready = false;
+    fleet.driver_mut("gpu-1").ready = false;
+    fleet.snapshot.rollouts.get_mut("gpu-1").unwrap().spec.abort = true;
+    fleet.live(60);
+    fleet.node_mut("gpu-1").ready = true;
+    fleet.live(60);
+    assert_eq!(fleet.verdict("gpu-1").state, State::PodRestartRequired, "{}", fleet.screen());
+    fleet.driver_mut("gpu-1").ready = true;
+    sample_is_taken(&mut fleet);
+    given_back(&fleet);
+}
+
+#[test]
+fn a_driver_that_may_have_been_told_to_go_goes() {
+    let mut fleet = about_to_restart();
+    let pod = fleet.driver_mut("gpu-1").name.clone();
+    let retry_at = fleet.snapshot.now;
+    fleet.setback(Object::Pod(pod), SetbackKind::Error("no answer".into()), retry_at);
+    fleet.snapshot.rollouts.get_mut("gpu-1").unwrap().spec.abort = true;
+    sample_is_taken(&mut fleet);
+    assert_eq!(nodes(&fleet)[0], "gpu-1 upgrade-done new", "{}", fleet.screen());
+    assert_eq!(nodes(&fleet)[1], "gpu-2 upgrade-required old");
 }
