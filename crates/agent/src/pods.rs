@@ -141,6 +141,7 @@ pub(crate) fn claim(data: &Value, with_administration: bool) -> Claim {
 
 /// Who is asked to leave, and what may be done for it.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each answers a question of its own")]
 pub(crate) struct Leave {
     /// Everybody that a drain takes off, or only who uses the device.
     pub(crate) whole_node: bool,

@@ -32,8 +32,8 @@ const CLOSED: (&str, &str) = ("payments", "fraud-scores");
 const GATE: &str = "smoke-training";
 /// In the second day of its bake a driver restarts by itself.
 const SOUND_FOR: Duration = Duration::from_hours(30);
-/// Somebody takes the version back when about half of the usual fleet has it.
-const WANTED_FOR: Duration = Duration::from_mins(10);
+/// Somebody takes the version back when about half of the usual fleet has it, or is about to.
+const WANTED_FOR: Duration = Duration::from_mins(7);
 
 /// What a demo is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -622,7 +622,9 @@ fn a_node_that_failed_before_its_driver_was_touched_is_not_emptied_on_the_way_ba
         fleet.step();
     }
     fleet.change_budgets(|budgets| {
-        budgets.values_mut().for_each(|budget| (budget.allowed, budget.desired) = (0, 3));
+        for budget in budgets.values_mut() {
+            (budget.allowed, budget.desired) = (0, 3);
+        }
     });
     fleet.live(600);
     assert_eq!(fleet.verdict(CANARY).state, State::UpgradeFailed, "{}", fleet.screen());
