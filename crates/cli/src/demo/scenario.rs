@@ -121,7 +121,7 @@ impl Scenario {
         let Some(after) = self.turns_after() else { return };
         tokio::time::sleep(after).await;
         let what = match self {
-            Scenario::BadBake => cluster.restart_driver(),
+            Scenario::BadBake => Some(cluster.restart_driver()),
             Scenario::TakeBack => cluster.take_back().await,
             _ => cluster.open_budget().await,
         };
@@ -174,9 +174,9 @@ impl Inside {
         }
     }
 
-    fn restart_driver(self) -> Option<String> {
+    fn restart_driver(self) -> String {
         self.machines.restart_driver(&self.canary);
-        Some(format!("the driver on {} ends and starts again by itself", self.canary))
+        format!("the driver on {} ends and starts again by itself", self.canary)
     }
 
     /// As `pitcrew rollback` does.
