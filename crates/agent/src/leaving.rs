@@ -60,7 +60,7 @@ impl Looker for Leaving<'_> {
     /// Asks whoever has to leave and may be asked now.
     async fn look(&mut self) -> Result<Look, Failure> {
         let pods = on_node(self.cluster).await?;
-        let claims = claims_of(self.cluster, &pods, false).await?;
+        let claims = claims_of(self.cluster, &pods, self.how.administrators).await?;
         let leaving = self.how.leaving(&pods, &claims).map_err(Failure::CannotLeave)?;
         let mut refused = None;
         for pod in &leaving {

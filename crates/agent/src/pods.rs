@@ -141,6 +141,7 @@ pub(crate) fn claim(data: &Value, with_administration: bool) -> Claim {
 
 /// Who is asked to leave, and what may be done for it.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each answers a question of its own")]
 pub(crate) struct Leave {
     /// Everybody that a drain takes off, or only who uses the device.
     pub(crate) whole_node: bool,
@@ -152,6 +153,8 @@ pub(crate) struct Leave {
     pub(crate) delete_empty_dir: bool,
     /// The label that a user names for clients of other installations.
     pub(crate) custom_label: Option<String>,
+    /// Also who has devices for administration only: the plugin leaves that has to give their claims back.
+    pub(crate) administrators: bool,
 }
 
 impl Leave {

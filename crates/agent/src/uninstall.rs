@@ -176,10 +176,7 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
 
     /// Takes everybody off who uses a GPU, unless somebody else does that.
     async fn empty(&mut self) -> Result<(), Failure> {
-        let settings = &self.agent.settings;
         let dra = labels::is_deployed(&self.node.labels, labels::DRA_DRIVER);
-        let custom = settings.custom_label.as_ref();
-        let plugin = dra || custom.is_some_and(|key| labels::is_deployed(&self.node.labels, key));
         let (evict, drain) = self.allowed();
         if evict || (dra && drain) {
             self.cordon().await?;
@@ -191,7 +188,13 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
                 result => result?,
             }
         }
-        if plugin { no_claim_holders(self.told(), &self.agent.stop).await } else { Ok(()) }
+        if self.plugin_leaves() { no_claim_holders(self.told(), &self.agent.stop).await } else { Ok(()) }
+    }
+
+    /// Whether a DRA plugin has to leave, the operator's own or one that the user's label places.
+    fn plugin_leaves(&self) -> bool {
+        let keys = labels::keys(Batch::Last, self.agent.settings.custom_label.as_deref());
+        keys.iter().any(|key| labels::is_deployed(&self.node.labels, key))
     }
 
     /// Whether pods may be evicted, and the node drained. An upgrade controller does both itself.
@@ -222,6 +225,7 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
             force: settings.force,
             delete_empty_dir: settings.delete_empty_dir,
             custom_label: settings.custom_label.clone(),
+            administrators: self.plugin_leaves(),
         };
         leave(self.told(), &self.agent.stop, &how, settings.leave_limit).await
     }

@@ -16,8 +16,14 @@ fn gpu(resource: &str) -> Value {
 }
 
 fn leave(whole_node: bool) -> Leave {
-    let selector = Selector::default();
-    Leave { whole_node, selector, force: false, delete_empty_dir: false, custom_label: None }
+    Leave {
+        whole_node,
+        selector: Selector::default(),
+        force: false,
+        delete_empty_dir: false,
+        custom_label: None,
+        administrators: false,
+    }
 }
 
 fn leaving(how: &Leave, pods: &[OnNode], claims: &Claims) -> Vec<String> {

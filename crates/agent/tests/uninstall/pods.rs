@@ -15,17 +15,26 @@ use pitcrew_agent::settings::Settings;
 use pitcrew_agent::stop::Stop;
 use pitcrew_agent::uninstall::{Agent, uninstall};
 use pitcrew_sim::api::Fault;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::stage::{NAMESPACE, NODE, Stage, gpu_pod, operand};
 use crate::with_driver;
 
 async fn claim(stage: &Stage, name: &str, driver: &str) {
+    allocated(stage, name, json!({"driver": driver, "pool": "p", "device": "d", "request": "r"})).await;
+}
+
+/// A claim of an administrator's, who looks at a device and does not keep it busy.
+async fn admin_claim(stage: &Stage, name: &str) {
+    let device =
+        json!({"driver": "gpu.nvidia.com", "pool": "p", "device": "d", "request": "r", "adminAccess": true});
+    allocated(stage, name, device).await;
+}
+
+async fn allocated(stage: &Stage, name: &str, device: Value) {
     let object = json!({"metadata": {"name": name}, "spec": {}});
     stage.create::<ResourceClaim>(Some("research"), object).await;
-    let status = json!({"status": {"allocation": {"devices": {"results": [
-        {"driver": driver, "pool": "p", "device": "d", "request": "r"},
-    ]}}}});
+    let status = json!({"status": {"allocation": {"devices": {"results": [device]}}}});
     let api = kube::Api::<ResourceClaim>::namespaced(stage.admin.clone(), "research");
     let params = PatchParams::default();
     api.patch_status(name, &params, &Patch::Merge(status)).await.unwrap();
@@ -326,27 +335,52 @@ async fn a_pod_that_may_not_be_evicted_keeps_all_others_where_they_are() {
 
 #[tokio::test(start_paused = true)]
 async fn the_dra_plugin_leaves_last_and_only_without_claim_holders() {
-    let stage = Stage::new(with_driver()).await;
+    let mut stage = Stage::new(with_driver()).await;
     stage.label(DRA, Some("true")).await;
     stage.pod(NAMESPACE, PLUGIN, json!({}), operand(PLUGIN, DRA)).await;
-    claim(&stage, "gpu", "gpu.nvidia.com").await;
-    // An administrator's claim: nobody evicts its holder, but the plugin has to give it back.
+    // It keeps no driver busy, but the plugin has to give the claim back.
+    admin_claim(&stage, "gpu").await;
     let spec = json!({"ownedBy": "DaemonSet", "resourceClaims": [{"name": "c", "resourceClaimName": "gpu"}]});
-    let api = kube::Api::<ResourceClaim>::namespaced(stage.admin.clone(), "research");
-    let status = json!({"status": {"allocation": {"devices": {"results": [
-        {"driver": "gpu.nvidia.com", "pool": "p", "device": "d", "request": "r", "adminAccess": true},
-    ]}}}});
-    api.patch_status("gpu", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     stage.pod("research", "watcher", json!({}), spec).await;
+    // Whoever evicts finds before anybody leaves that it cannot.
+    let text = stage.uninstall().await.unwrap_err().sentence();
+    assert!(text.contains("pod research/watcher belongs to a DaemonSet"), "{text}");
+    assert_eq!(stage.api.counts().of("create", "pods/eviction"), 0);
+    stage.settings.evict = false;
     let failure = stage.uninstall().await.unwrap_err();
     assert!(failure.sentence().contains("pod research/watcher hold claims"), "{}", failure.sentence());
     assert!(stage.pods().await.contains(&format!("{NAMESPACE}/{PLUGIN}")));
     stage.admin_delete("research", "watcher").await;
+    stage.settings.evict = true;
     stage.uninstall().await.unwrap();
     assert_eq!(stage.node().await.labels()[DRA], "true");
     let trace = stage.trace.lock().unwrap().join("\n");
     let evicted = trace.rfind("pods/eviction").unwrap();
     assert!(trace.rfind("dra-driver = \"paused").unwrap() > evicted, "{trace}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_administrators_pod_is_evicted_if_the_plugin_has_to_give_its_claim_back() {
+    for plugin in [true, false] {
+        let stage = Stage::new(with_driver()).await;
+        if plugin {
+            stage.label(DRA, Some("true")).await;
+            stage.pod(NAMESPACE, PLUGIN, json!({}), operand(PLUGIN, DRA)).await;
+        }
+        admin_claim(&stage, "gpu").await;
+        let claims = json!([{"name": "c", "resourceClaimName": "gpu"}]);
+        stage
+            .pod(
+                "research",
+                "exporter",
+                json!({}),
+                json!({"ownedBy": "ReplicaSet", "resourceClaims": claims}),
+            )
+            .await;
+        stage.uninstall().await.unwrap();
+        let stays = stage.pods().await.contains(&"research/exporter".to_owned());
+        assert_eq!(stays, !plugin, "it is in nobody's way but the plugin's");
+    }
 }
 
 #[tokio::test(start_paused = true)]
