@@ -45,6 +45,8 @@ pub const DRIVER: &str = "nvidia.com/gpu.deploy.driver";
 pub enum Batch {
     /// Before pods are evicted.
     First,
+    /// The label that a user names, if a pod that it places holds a resource claim: it is a client's, and no plugin's.
+    Client,
     /// After everybody who holds a resource claim has left.
     Last,
 }
@@ -54,6 +56,7 @@ pub enum Batch {
 pub fn keys(batch: Batch, custom: Option<&str>) -> Vec<String> {
     match batch {
         Batch::First => FIRST.iter().map(|name| format!("{PREFIX}{name}")).collect(),
+        Batch::Client => custom.into_iter().map(str::to_owned).collect(),
         Batch::Last => [Some(DRA_DRIVER), custom].into_iter().flatten().map(str::to_owned).collect(),
     }
 }

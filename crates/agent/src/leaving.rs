@@ -107,6 +107,14 @@ pub(crate) async fn no_claim_holders(told: Audience<'_>, stop: &Stop) -> Result<
     wait.until(stop, told, Holding { cluster: told.cluster }).await
 }
 
+/// Whether a pod that this label places holds a claim.
+pub(crate) async fn holds_claims(cluster: &Cluster, key: &str) -> Result<bool, Failure> {
+    let mut pods = on_node(cluster).await?;
+    pods.retain(|on_node| on_node.is_placed_by(&[key.to_owned()]));
+    let claims = claims_of(cluster, &pods, true).await?;
+    Ok(!claim_holders(&pods, &claims).is_empty())
+}
+
 /// Pods that hold claims.
 struct Holding<'a> {
     cluster: &'a Cluster,

@@ -56,6 +56,7 @@ pub(crate) async fn gone(
                 others.map(|label| format!("{PREFIX}{label}")).collect(),
             )
         }
+        Batch::Client => (vec![], labels::keys(batch, custom)),
         Batch::Last => {
             let dra = labels::is_deployed(node_labels, labels::DRA_DRIVER).then_some(DRA_PLUGIN);
             let custom = custom.filter(|key| labels::is_deployed(node_labels, key));

@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::host::Host;
 use crate::journal::Stage;
 use crate::labels::{self, Batch};
-use crate::leaving::{leave, no_claim_holders};
+use crate::leaving::{holds_claims, leave, no_claim_holders};
 use crate::node::{self, Node};
 use crate::pods::Leave;
 use crate::settings::{EVENT_REASON, Settings, Uncordon};
@@ -188,7 +188,22 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
                 result => result?,
             }
         }
-        if self.plugin_leaves() { no_claim_holders(self.told(), &self.agent.stop).await } else { Ok(()) }
+        if !self.plugin_leaves() {
+            return Ok(());
+        }
+        self.clients_leave().await?;
+        no_claim_holders(self.told(), &self.agent.stop).await
+    }
+
+    /// Clients that the user's label places leave with their label, like operands; those that hold claims have to do that
+    /// while there is a plugin that gives the claims back.
+    async fn clients_leave(&mut self) -> Result<(), Failure> {
+        let Agent { cluster, settings, .. } = self.agent;
+        let deployed = |key: &&String| labels::is_deployed(&self.node.labels, key);
+        match settings.custom_label.as_ref().filter(deployed) {
+            Some(key) if holds_claims(cluster, key).await? => self.pause(Batch::Client).await,
+            _ => Ok(()),
+        }
     }
 
     /// Whether a DRA plugin has to leave, the operator's own or one that the user's label places.

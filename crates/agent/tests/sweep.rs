@@ -33,6 +33,7 @@ enum Story {
     Drained,
     DrainedInVain,
     CustomLabel,
+    CustomClient,
     HostDriver,
     HostDriverGone,
 }
@@ -108,6 +109,20 @@ impl Story {
                 stage.label(CUSTOM, Some("here")).await;
                 let spec = json!({"ownedBy": "DaemonSet", "nodeSelector": {CUSTOM: "here"}});
                 stage.pod("other", "plugin", json!({}), spec).await;
+            }
+            Story::CustomClient => {
+                stage.settings.custom_label = Some(CUSTOM.to_owned());
+                stage.label(CUSTOM, Some("here")).await;
+                stage.label(DRA, Some("true")).await;
+                let app = "nvidia-dra-driver-kubelet-plugin";
+                stage.pod(NAMESPACE, app, json!({}), operand(app, DRA)).await;
+                let device = json!({"driver": "gpu.nvidia.com", "pool": "p", "device": "d", "request": "r"});
+                stage.claim("other", "gpu", device).await;
+                let claims = json!([{"name": "c", "resourceClaimName": "gpu"}]);
+                let selector = json!({CUSTOM: "here"});
+                let spec =
+                    json!({"ownedBy": "DaemonSet", "nodeSelector": selector, "resourceClaims": claims});
+                stage.pod("other", "client", json!({}), spec).await;
             }
             Story::HostDriver => {
                 stage.host.change(|machine| machine.host_driver = HostDriver::Version("535.1".to_owned()));
@@ -190,7 +205,7 @@ async fn judge(stage: &Stage, story: Story) {
         assert!(cordoned && ours, "{story:?}: its pods come back to be drained again");
         assert!(stage.pods().await.contains(&"research/tolerant".to_owned()), "{story:?}: drained again");
     }
-    if story == Story::CustomLabel {
+    if matches!(story, Story::CustomLabel | Story::CustomClient) {
         let value = node.labels()[CUSTOM].as_str();
         assert!(matches!(value, "here" | "here_paused-for-driver-upgrade"), "{CUSTOM}={value}");
     }
@@ -305,6 +320,11 @@ fn killed_anywhere_after_a_drain_that_did_not_help() {
 #[test]
 fn killed_anywhere_with_a_plugin_of_another_installation() {
     sweep(Story::CustomLabel);
+}
+
+#[test]
+fn killed_anywhere_with_a_client_that_holds_a_claim() {
+    sweep(Story::CustomClient);
 }
 
 #[test]

@@ -13,6 +13,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, Namespace, Node as ApiNode, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt as _};
 use pitcrew_agent::Failure;
@@ -269,6 +270,14 @@ impl Stage {
         let status = Patch::Merge(json!({"status": {"phase": "Running", "conditions": ready}}));
         let api = Api::<Pod>::namespaced(self.admin.clone(), namespace);
         api.patch_status(&pod.name_any(), &PatchParams::default(), &status).await.unwrap()
+    }
+
+    /// A claim that this device is allocated to.
+    pub(crate) async fn claim(&self, namespace: &str, name: &str, device: Value) {
+        self.create::<ResourceClaim>(Some(namespace), json!({"metadata": {"name": name}, "spec": {}})).await;
+        let status = json!({"status": {"allocation": {"devices": {"results": [device]}}}});
+        let api = Api::<ResourceClaim>::namespaced(self.admin.clone(), namespace);
+        api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     }
 
     pub(crate) async fn budget(&self, namespace: &str, app: &str, allowed: i32) {

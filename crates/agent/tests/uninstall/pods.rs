@@ -4,8 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
 use pitcrew_agent::Failure;
 use pitcrew_agent::clock::Clock;
@@ -32,12 +30,7 @@ async fn admin_claim(stage: &Stage, name: &str) {
 }
 
 async fn allocated(stage: &Stage, name: &str, device: Value) {
-    let object = json!({"metadata": {"name": name}, "spec": {}});
-    stage.create::<ResourceClaim>(Some("research"), object).await;
-    let status = json!({"status": {"allocation": {"devices": {"results": [device]}}}});
-    let api = kube::Api::<ResourceClaim>::namespaced(stage.admin.clone(), "research");
-    let params = PatchParams::default();
-    api.patch_status(name, &params, &Patch::Merge(status)).await.unwrap();
+    stage.claim("research", name, device).await;
 }
 
 const DRA: &str = "nvidia.com/gpu.deploy.dra-driver";
@@ -357,6 +350,30 @@ async fn the_dra_plugin_leaves_last_and_only_without_claim_holders() {
     let trace = stage.trace.lock().unwrap().join("\n");
     let evicted = trace.rfind("pods/eviction").unwrap();
     assert!(trace.rfind("dra-driver = \"paused").unwrap() > evicted, "{trace}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_of_the_custom_label_that_holds_a_claim_leaves_before_the_plugin() {
+    const CUSTOM: &str = "example.com/client";
+    let mut stage = Stage::new(with_driver()).await;
+    stage.settings.custom_label = Some(CUSTOM.to_owned());
+    stage.label(CUSTOM, Some("here")).await;
+    stage.label(DRA, Some("true")).await;
+    stage.pod(NAMESPACE, PLUGIN, json!({}), operand(PLUGIN, DRA)).await;
+    claim(&stage, "gpu", "gpu.nvidia.com").await;
+    let claims = json!([{"name": "c", "resourceClaimName": "gpu"}]);
+    let spec =
+        json!({"ownedBy": "DaemonSet", "nodeSelector": {CUSTOM: "here"}, "resourceClaims": claims});
+    stage.pod("research", "client", json!({}), spec).await;
+    stage.uninstall().await.unwrap();
+    let pods = stage.pods().await;
+    assert!(!pods.contains(&"research/client".to_owned()), "{pods:?}");
+    let trace = stage.trace.lock().unwrap().join("\n");
+    let (client, plugin) =
+        (trace.find("client = \"here_paused").unwrap(), trace.find("dra-driver = \"paused").unwrap());
+    assert!(client < plugin, "the plugin gives its claim back: {trace}");
+    let node = stage.node().await;
+    assert_eq!((node.labels()[CUSTOM].as_str(), node.labels()[DRA].as_str()), ("here", "true"));
 }
 
 #[tokio::test(start_paused = true)]
