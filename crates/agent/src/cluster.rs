@@ -20,6 +20,7 @@ use kube::core::Status;
 use kube::{Client, Error as KubeError};
 use pitcrew_core::contract::{COMPONENT, EVENT_NAMESPACE};
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::clock::Clock;
 use crate::node::{Change, Node};
@@ -38,7 +39,9 @@ const CONFLICTS_MAX: u32 = 10;
 const WATCH_SECONDS: u32 = 240;
 /// A watch that has not ended so long after its time is over is dead: nothing comes any more, not even its end.
 const WATCH_LATE: Duration = Duration::from_secs(30);
-/// After a watch that broke.
+/// A watch that ends within this time was not served.
+const WATCH_TOO_SHORT: Duration = Duration::from_secs(1);
+/// After a watch that broke, or was not served.
 const WATCH_AGAIN: Duration = Duration::from_secs(5);
 
 /// The cause in a refusal that says that the object's namespace is being deleted.
@@ -279,6 +282,7 @@ impl Cluster {
             std::pin::pin!(events).try_next().await
         };
         let limit = Duration::from_secs(WATCH_SECONDS.into()) + WATCH_LATE;
+        let begun = Instant::now();
         let event = tokio::select! {
             biased;
             stopped = self.stop.told() => return Err(stopped.into()),
@@ -286,6 +290,11 @@ impl Cluster {
         };
         match event {
             Ok(Some(WatchEvent::Added(node) | WatchEvent::Modified(node))) => return Ok(node.into()),
+            Ok(None | Some(WatchEvent::Bookmark(_) | WatchEvent::Deleted(_)))
+                if begun.elapsed() < WATCH_TOO_SHORT =>
+            {
+                self.stop.sleep(WATCH_AGAIN).await?;
+            }
             // Its time is over; ask what is.
             Ok(None | Some(WatchEvent::Bookmark(_) | WatchEvent::Deleted(_))) => {}
             Ok(Some(WatchEvent::Error(_))) | Err(_) => self.stop.sleep(WATCH_AGAIN).await?,

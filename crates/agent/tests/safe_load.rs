@@ -4,12 +4,16 @@
 
 mod stage;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::api::{Patch, PatchParams};
-use kube::{Api, ResourceExt as _};
+use kube::{Api, Client, ResourceExt as _};
 use pitcrew_agent::Failure;
+use pitcrew_agent::clock::Clock;
+use pitcrew_agent::cluster::Cluster;
 use pitcrew_agent::failure::{FAILED, TERMINATED, TIMED_OUT, USAGE};
 use pitcrew_agent::fake::{Death, Machine};
 use pitcrew_agent::safe_load::{Options, Overlay, safe_load};
@@ -235,6 +239,36 @@ async fn a_watch_that_says_nothing_any_more_is_given_up() {
     let options = Options { deadline: None, ..options() };
     let asking = ask_and_release(&stage, &options);
     tokio::time::timeout(Duration::from_mins(5), asking).await.unwrap().unwrap();
+}
+
+/// An API whose watches end at once, without a word.
+fn hasty(client: Client, asked: Arc<AtomicUsize>) -> Client {
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let (client, asked) = (client.clone(), asked.clone());
+        async move {
+            if !request.uri().query().is_some_and(|query| query.contains("watch=true")) {
+                return client.send(request).await;
+            }
+            assert!(asked.fetch_add(1, Ordering::Relaxed) < 100, "asked again and again without a pause");
+            Ok(http::Response::new(kube::client::Body::empty()))
+        }
+    });
+    Client::new(service, "default")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_ends_at_once_is_not_asked_for_again_at_once() {
+    let stage = stage(enabled(), Machine::default()).await;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let agent = stage.agent(Stop::never());
+    let client = hasty(stage.api.client_as("agent"), asked.clone());
+    let cluster = Cluster::new(client, NODE, Clock::starting_at(stage.api.now()), Stop::never());
+    let options = options();
+    tokio::select! {
+        result = safe_load(agent.host, &cluster, &agent.stop, &options) => result.unwrap(),
+        () = release(&stage) => unreachable!("it never ends"),
+    }
+    assert!(asked.load(Ordering::Relaxed) <= 5, "{} watches in 20 s", asked.load(Ordering::Relaxed));
 }
 
 fn checked(modules: &[&str]) -> Value {
