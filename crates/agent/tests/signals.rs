@@ -145,6 +145,7 @@ async fn uninstall(stage: &Stage, kubeconfig: &str) {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     }
+    std::fs::create_dir_all(directory.path().join("sys/module")).unwrap();
     stage.label(DRA_DRIVER, Some("true")).await;
     let before = stage.node().await.labels().clone();
     let root = directory.path().to_str().unwrap();

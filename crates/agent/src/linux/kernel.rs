@@ -5,13 +5,15 @@ use std::path::Path;
 
 use crate::host::{HostError, HostResult, Module, Modules};
 
-/// The loaded modules below a `/proc` and a `/sys`. A missing `/proc/modules` is an error: a wrong mount must not look
-/// like a machine without modules.
+/// The loaded modules below a `/proc` and a `/sys`. A missing `/proc/modules` or `/sys/module` is an error: a wrong mount must
+/// not look like a machine without modules, or like one whose modules have no users.
 pub(super) fn modules(proc: &Path, sys: &Path) -> HostResult<Modules> {
     let path = proc.join("modules");
     let text = std::fs::read_to_string(&path)
         .map_err(|error| HostError::new(format!("read {}", path.display()), error))?;
     let mut modules = parse(&text);
+    let path = sys.join("module");
+    std::fs::metadata(&path).map_err(|error| HostError::new(format!("read {}", path.display()), error))?;
     for (name, module) in &mut modules {
         // Some users are only listed here, others only there.
         let path = sys.join("module").join(name).join("holders");

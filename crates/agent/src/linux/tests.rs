@@ -41,6 +41,14 @@ async fn a_missing_proc_is_an_error_and_not_a_machine_without_modules() {
 }
 
 #[tokio::test]
+async fn a_missing_sys_is_an_error_and_not_a_machine_whose_modules_have_no_users() {
+    let dir = tree();
+    put(dir.path(), "proc/modules", "nvidia 1 0 - Live 0x0\n");
+    let error = Linux::below(dir.path()).modules(&KernelPaths::default()).await.unwrap_err();
+    assert!(error.operation.ends_with("/sys/module"), "{error}");
+}
+
+#[tokio::test]
 async fn holders_that_cannot_be_read_are_an_error_and_not_a_module_without_users() {
     let dir = tree();
     put(dir.path(), "proc/modules", "nvidia 1 0 - Live 0x0\n");
