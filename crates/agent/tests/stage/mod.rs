@@ -67,6 +67,8 @@ pub(crate) struct Stage {
     pub(crate) settings: Settings,
     /// What the agent asked of the API, and what it wrote on its node.
     pub(crate) trace: Arc<Mutex<Vec<String>>>,
+    /// The labels that the list is limited to that is asked for next.
+    selector: Arc<Mutex<String>>,
     requests: Arc<Mutex<Requests>>,
     died: Arc<Notify>,
     cluster: JoinHandle<()>,
@@ -115,12 +117,12 @@ impl Stage {
     async fn over(api: ApiServer, admin: Client, others: Client, machine: Machine) -> Self {
         let requests = Arc::new(Mutex::new(Requests::default()));
         let died = Arc::new(Notify::new());
-        let trace = Arc::new(Mutex::new(Vec::new()));
+        let (trace, selector) = (Arc::new(Mutex::new(Vec::new())), Arc::default());
         let host = Arc::new(FakeHost::new(machine));
         let cluster = tokio::spawn(live(others));
         let settings =
             Settings { drain: false, leave_limit: Some(Duration::from_mins(10)), ..Settings::default() };
-        let stage = Self { api, admin, host, settings, trace, requests, died, cluster };
+        let stage = Self { api, admin, host, settings, trace, selector, requests, died, cluster };
         stage.listen();
         stage.create::<ApiNode>(None, json!({"metadata": {"name": NODE}, "spec": {}})).await;
         stage
@@ -128,6 +130,7 @@ impl Stage {
 
     fn listen(&self) {
         let (trace, requests, died) = (self.trace.clone(), self.requests.clone(), self.died.clone());
+        let selector = self.selector.clone();
         self.api.on_request_as("trace", move |request| {
             if request.user != "agent" {
                 return None;
@@ -135,7 +138,8 @@ impl Stage {
             if request.resource != "events" {
                 let name = [request.namespace.as_str(), request.name.as_str()];
                 let name: Vec<&str> = name.into_iter().filter(|part| !part.is_empty()).collect();
-                let line = format!("{} {} {}", request.verb, request.resource, name.join("/"));
+                let selector = std::mem::take(&mut *selector.lock().unwrap());
+                let line = format!("{} {} {} {selector}", request.verb, request.resource, name.join("/"));
                 trace.lock().unwrap().push(line.trim().to_owned());
             }
             let mut requests = requests.lock().unwrap();
@@ -172,7 +176,7 @@ impl Stage {
     }
 
     pub(crate) fn agent(&self, stop: Stop) -> Agent<'_, FakeHost> {
-        let client = self.api.client_as("agent");
+        let client = noting(self.selector.clone(), self.api.client_as("agent"));
         let clock = Clock::starting_at(self.api.now());
         let cluster = Cluster::new(client, NODE, clock, stop.clone());
         Agent { host: &self.host, cluster, stop, settings: self.settings.clone() }
@@ -370,6 +374,20 @@ impl Stage {
             self.pods().await,
         )
     }
+}
+
+/// Hooks of the embedded API see no query: what a list is limited to is noted on its way there.
+fn noting(selector: Arc<Mutex<String>>, client: Client) -> Client {
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let (selector, client) = (selector.clone(), client.clone());
+        async move {
+            let query = request.uri().query().unwrap_or_default();
+            let labels = query.split('&').find_map(|part| part.strip_prefix("labelSelector="));
+            *selector.lock().unwrap() = labels.unwrap_or_default().replace("%3D", "=");
+            client.send(request).await
+        }
+    });
+    Client::new(service, "default")
 }
 
 /// The spec of an operand's pod.

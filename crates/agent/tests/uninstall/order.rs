@@ -5,12 +5,13 @@ use pitcrew_agent::clock::Clock;
 use pitcrew_agent::cluster::Cluster;
 use pitcrew_agent::failure::TIMED_OUT;
 use pitcrew_agent::fake::{HostDriver, Machine};
+use pitcrew_agent::labels::DRA_DRIVER;
 use pitcrew_agent::stop::Stop;
 use pitcrew_agent::uninstall::Agent;
 use pitcrew_sim::api::Fault;
 use serde_json::{Value, json};
 
-use crate::stage::{NAMESPACE, NODE, Stage, gpu_pod};
+use crate::stage::{NAMESPACE, NODE, Stage, gpu_pod, operand};
 use crate::{OURS, wants, with_driver};
 
 /// What the documented program asks, without sixteen more reads of the node, and with the uncordon left to `finish`.
@@ -19,11 +20,46 @@ async fn the_sequence_of_requests_is_the_documented_one() {
     let mut stage = Stage::new(with_driver()).await;
     wants(&mut stage, "new");
     stage.uninstall().await.unwrap();
-    let trace = stage.trace.lock().unwrap().join("\n");
-    insta::assert_snapshot!(trace);
+    insta::assert_snapshot!(asked(&stage));
+    insta::assert_snapshot!(changed(&stage));
+}
+
+fn asked(stage: &Stage) -> String {
+    stage.trace.lock().unwrap().join("\n")
+}
+
+/// What was done to the machine.
+fn changed(stage: &Stage) -> String {
     let calls = stage.host.calls();
     let changes = calls.iter().filter(|call| !call.starts_with("read ") && !call.starts_with("look "));
-    insta::assert_snapshot!(changes.cloned().collect::<Vec<_>>().join("\n"));
+    changes.cloned().collect::<Vec<_>>().join("\n")
+}
+
+/// A node with the operator's DRA plugin, which leaves whatever becomes of the driver.
+async fn with_plugin(machine: Machine) -> Stage {
+    const PLUGIN: &str = "nvidia-dra-driver-kubelet-plugin";
+    let stage = Stage::new(machine).await;
+    stage.label(DRA_DRIVER, Some("true")).await;
+    stage.pod(NAMESPACE, PLUGIN, json!({}), operand(PLUGIN, DRA_DRIVER)).await;
+    stage.forget();
+    stage
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_sequence_where_the_wanted_driver_is_loaded_is_the_documented_one() {
+    let mut stage = with_plugin(with_driver()).await;
+    wants(&mut stage, "old");
+    stage.uninstall().await.unwrap();
+    insta::assert_snapshot!(asked(&stage));
+    insta::assert_snapshot!(changed(&stage));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_sequence_where_no_driver_is_loaded_is_the_documented_one() {
+    let stage = with_plugin(Machine::default()).await;
+    stage.uninstall().await.unwrap();
+    insta::assert_snapshot!(asked(&stage));
+    insta::assert_snapshot!(changed(&stage));
 }
 
 #[tokio::test(start_paused = true)]
