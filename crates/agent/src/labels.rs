@@ -49,6 +49,8 @@ pub enum Batch {
     Client,
     /// After everybody who holds a resource claim has left.
     Last,
+    /// The same without the label that a user names.
+    Plugin,
 }
 
 /// The labels of a batch. The label that a user names belongs to the last one: it is there for DRA plugins of other
@@ -57,6 +59,7 @@ pub fn keys(batch: Batch, custom: Option<&str>) -> Vec<String> {
     match batch {
         Batch::First => FIRST.iter().map(|name| format!("{PREFIX}{name}")).collect(),
         Batch::Client => custom.into_iter().map(str::to_owned).collect(),
+        Batch::Plugin => vec![DRA_DRIVER.to_owned()],
         Batch::Last => [Some(DRA_DRIVER), custom].into_iter().flatten().map(str::to_owned).collect(),
     }
 }

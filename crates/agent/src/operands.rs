@@ -57,9 +57,9 @@ pub(crate) async fn gone(
             )
         }
         Batch::Client => (vec![], labels::keys(batch, custom)),
-        Batch::Last => {
+        Batch::Plugin | Batch::Last => {
             let dra = labels::is_deployed(node_labels, labels::DRA_DRIVER).then_some(DRA_PLUGIN);
-            let custom = custom.filter(|key| labels::is_deployed(node_labels, key));
+            let custom = custom.filter(|key| batch == Batch::Last && labels::is_deployed(node_labels, key));
             (dra.into_iter().collect(), custom.into_iter().map(str::to_owned).collect())
         }
     };

@@ -123,14 +123,14 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
             Left::Nothing => {
                 tracing::info!("no driver is loaded");
                 unload::forget_digest(*host, &settings.paths).await?;
-                self.pause(Batch::Last).await?;
+                self.plugins_leave().await?;
                 unload::clear_root(*host, &settings.paths).await?;
                 self.prepare().await?;
             }
             // Looked at before anybody is bothered.
             Left::Whole if self.is_wanted().await? => {
                 tracing::info!("the driver that is loaded is the one that is wanted: it stays");
-                self.pause(Batch::Last).await?;
+                self.plugins_leave().await?;
                 unload::clear_root(*host, &settings.paths).await?;
             }
             Left::Whole | Left::Half => {
@@ -198,11 +198,23 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
     /// Clients that the user's label places leave with their label, like operands; those that hold claims have to do that
     /// while there is a plugin that gives the claims back.
     async fn clients_leave(&mut self) -> Result<(), Failure> {
+        if self.has_clients().await? { self.pause(Batch::Client).await } else { Ok(()) }
+    }
+
+    /// Where nobody else has to leave, plugins come back for the new root directory. Clients with claims stay, as whoever has
+    /// a claim does: without a plugin, or without a driver under it, they could not leave.
+    async fn plugins_leave(&mut self) -> Result<(), Failure> {
+        let batch = if self.has_clients().await? { Batch::Plugin } else { Batch::Last };
+        self.pause(batch).await
+    }
+
+    /// Whether the user's label places pods that hold claims, and not a plugin.
+    async fn has_clients(&self) -> Result<bool, Failure> {
         let Agent { cluster, settings, .. } = self.agent;
         let deployed = |key: &&String| labels::is_deployed(&self.node.labels, key);
         match settings.custom_label.as_ref().filter(deployed) {
-            Some(key) if holds_claims(cluster, key).await? => self.pause(Batch::Client).await,
-            _ => Ok(()),
+            Some(key) => holds_claims(cluster, key).await,
+            None => Ok(false),
         }
     }
 

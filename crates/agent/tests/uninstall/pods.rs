@@ -9,6 +9,7 @@ use pitcrew_agent::Failure;
 use pitcrew_agent::clock::Clock;
 use pitcrew_agent::cluster::Cluster;
 use pitcrew_agent::failure::{FAILED, TIMED_OUT};
+use pitcrew_agent::fake::Machine;
 use pitcrew_agent::settings::Settings;
 use pitcrew_agent::stop::Stop;
 use pitcrew_agent::uninstall::{Agent, uninstall};
@@ -16,7 +17,7 @@ use pitcrew_sim::api::Fault;
 use serde_json::{Value, json};
 
 use crate::stage::{NAMESPACE, NODE, Stage, gpu_pod, operand};
-use crate::with_driver;
+use crate::{wants, with_driver};
 
 async fn claim(stage: &Stage, name: &str, driver: &str) {
     allocated(stage, name, json!({"driver": driver, "pool": "p", "device": "d", "request": "r"})).await;
@@ -352,19 +353,38 @@ async fn the_dra_plugin_leaves_last_and_only_without_claim_holders() {
     assert!(trace.rfind("dra-driver = \"paused").unwrap() > evicted, "{trace}");
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_client_of_the_custom_label_that_holds_a_claim_leaves_before_the_plugin() {
-    const CUSTOM: &str = "example.com/client";
-    let mut stage = Stage::new(with_driver()).await;
+const CUSTOM: &str = "example.com/client";
+
+/// A node with a DRA plugin, and with a client of another installation that holds a claim.
+async fn with_client(machine: Machine) -> Stage {
+    let mut stage = Stage::new(machine).await;
     stage.settings.custom_label = Some(CUSTOM.to_owned());
     stage.label(CUSTOM, Some("here")).await;
     stage.label(DRA, Some("true")).await;
     stage.pod(NAMESPACE, PLUGIN, json!({}), operand(PLUGIN, DRA)).await;
     claim(&stage, "gpu", "gpu.nvidia.com").await;
     let claims = json!([{"name": "c", "resourceClaimName": "gpu"}]);
-    let spec =
-        json!({"ownedBy": "DaemonSet", "nodeSelector": {CUSTOM: "here"}, "resourceClaims": claims});
+    let spec = json!({"ownedBy": "DaemonSet", "nodeSelector": {CUSTOM: "here"}, "resourceClaims": claims});
     stage.pod("research", "client", json!({}), spec).await;
+    stage
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_of_the_custom_label_that_holds_a_claim_stays_where_nobody_has_to_leave() {
+    for machine in [with_driver(), Machine::default()] {
+        let mut stage = with_client(machine).await;
+        wants(&mut stage, "old");
+        stage.uninstall().await.unwrap();
+        assert!(stage.pods().await.contains(&"research/client".to_owned()));
+        assert!(!stage.pods().await.contains(&format!("{NAMESPACE}/{PLUGIN}")), "it comes back by itself");
+        let trace = stage.trace.lock().unwrap().join("\n");
+        assert!(trace.contains("dra-driver = \"paused") && !trace.contains(CUSTOM), "{trace}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_of_the_custom_label_that_holds_a_claim_leaves_before_the_plugin() {
+    let stage = with_client(with_driver()).await;
     stage.uninstall().await.unwrap();
     let pods = stage.pods().await;
     assert!(!pods.contains(&"research/client".to_owned()), "{pods:?}");
