@@ -79,10 +79,10 @@ pub enum Reason {
         /// The DaemonSet.
         daemon_set: ObjectName,
     },
-    /// It should run the driver, but has no driver pod.
+    /// It has no driver pod.
     NoDriverPod {
-        /// The DaemonSet that should make one.
-        daemon_set: ObjectName,
+        /// The DaemonSet that should make one; `None`: none of this driver is meant for the node any more.
+        daemon_set: Option<ObjectName>,
         /// When that becomes a failure.
         until: Option<Timestamp>,
     },

@@ -23,11 +23,12 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decisio
     let until = deadline(view, walk, view.policy.limits.driver_ready);
     let failed = |found: Finding| not_ready(view, member, walk, found);
     let Some(pod) = member.pod else {
-        return match (ran_out(view, until), member.daemon_set) {
-            (false, Some(ds)) => {
-                Decision::stay(Reason::NoDriverPod { daemon_set: ds.name.clone(), until: Some(until) })
-            }
-            _ => failed(Finding::plain("no DaemonSet made a driver pod for this node")),
+        // A label that was lost for a moment takes the DaemonSet along, and brings it back.
+        let daemon_set = member.daemon_set.map(|ds| ds.name.clone());
+        return if ran_out(view, until) {
+            failed(Finding::plain("no DaemonSet made a driver pod for this node"))
+        } else {
+            Decision::stay(Reason::NoDriverPod { daemon_set, until: Some(until) })
         };
     };
     if pod.deleting.is_some() {

@@ -47,7 +47,7 @@ pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reas
         return Err(Reason::NotInMatrix { unlisted: unlisted.clone() });
     }
     if member.pod.is_none() {
-        return Err(Reason::NoDriverPod { daemon_set: daemon_set.name.clone(), until: None });
+        return Err(Reason::NoDriverPod { daemon_set: Some(daemon_set.name.clone()), until: None });
     }
     if !member.node.ready {
         return Err(Reason::NodeNotReady { until: None });

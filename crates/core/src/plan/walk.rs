@@ -237,7 +237,7 @@ fn compare(view: &View<'_>, member: &Member<'_>, state: State) -> Decision {
         }
         Freshness::Unknown => match (member.pod, member.daemon_set) {
             (None, Some(ds)) => {
-                Decision::stay(Reason::NoDriverPod { daemon_set: ds.name.clone(), until: None })
+                Decision::stay(Reason::NoDriverPod { daemon_set: Some(ds.name.clone()), until: None })
             }
             _ => Decision::stay(revision_pending(member)),
         },
@@ -246,10 +246,9 @@ fn compare(view: &View<'_>, member: &Member<'_>, state: State) -> Decision {
 
 pub(super) fn revision_pending(member: &Member<'_>) -> Reason {
     let daemon_set = member.daemon_set.map(|ds| ds.name.clone());
-    daemon_set.map_or(
-        Reason::PoolFrozen { why: "no DaemonSet of this driver is meant for this node any more".to_owned() },
-        |daemon_set| Reason::RevisionPending { daemon_set },
-    )
+    daemon_set.map_or(Reason::NoDriverPod { daemon_set: None, until: None }, |daemon_set| {
+        Reason::RevisionPending { daemon_set }
+    })
 }
 
 fn in_service_and_current(member: &Member<'_>) -> bool {

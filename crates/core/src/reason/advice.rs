@@ -45,8 +45,11 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
         Reason::DriverNotReady { pod, .. } => vec![see_logs(pod), see_pod(pod), restart(about)],
         Reason::DriverStopping { pod, .. } => vec![see_pod(pod)],
         Reason::DriverStarting { pod, .. } => vec![see_logs(pod), see_pod(pod)],
-        Reason::RevisionPending { daemon_set } | Reason::NoDriverPod { daemon_set, .. } => {
+        Reason::RevisionPending { daemon_set } | Reason::NoDriverPod { daemon_set: Some(daemon_set), .. } => {
             vec![see_daemon_set(daemon_set), to("see the node", format!("kubectl describe node {node}"))]
+        }
+        Reason::NoDriverPod { daemon_set: None, .. } => {
+            vec![to("see its labels", format!("kubectl get node {node} --show-labels"))]
         }
         Reason::NoSlot { limit, .. } => wait_less(about, limit),
         Reason::WindowClosed { .. } => {

@@ -18,7 +18,7 @@ pub fn culprits(about: &About<'_>) -> Vec<Thing> {
         Reason::Moving { .. } | Reason::Writing | Reason::ApiError { .. } | Reason::Conflict => {
             vec![controller(about)]
         }
-        Reason::RevisionPending { daemon_set } | Reason::NoDriverPod { daemon_set, .. } => {
+        Reason::RevisionPending { daemon_set } | Reason::NoDriverPod { daemon_set: Some(daemon_set), .. } => {
             vec![Thing::namespaced("DaemonSet", daemon_set)]
         }
         Reason::NoSlot { limit, .. } => slot_holders(about, limit),
@@ -30,7 +30,8 @@ pub fn culprits(about: &About<'_>) -> Vec<Thing> {
         Reason::BreakerTripped => {
             vec![Thing::namespaced("ConfigMap", &ObjectName::new(nvsentinel::NAMESPACE, nvsentinel::BREAKER))]
         }
-        Reason::Quarantined { .. }
+        Reason::NoDriverPod { daemon_set: None, .. }
+        | Reason::Quarantined { .. }
         | Reason::Skipped { .. }
         | Reason::OtherDriver { .. }
         | Reason::NodeNotReady { .. }

@@ -30,8 +30,11 @@ impl fmt::Display for Reason {
                     "daemonset/{daemon_set} has a new template that its controller has not taken up yet"
                 )
             }
-            Reason::NoDriverPod { daemon_set, .. } => {
+            Reason::NoDriverPod { daemon_set: Some(daemon_set), .. } => {
                 write!(f, "no driver pod on this node; daemonset/{daemon_set} should make one")
+            }
+            Reason::NoDriverPod { daemon_set: None, .. } => {
+                f.write_str("no driver pod on this node, and no DaemonSet of this driver is meant for it any more")
             }
             Reason::NoSlot { limit, ahead, together } => no_slot(f, limit, *ahead, *together),
             Reason::WindowClosed { opens, needs, closes } => {

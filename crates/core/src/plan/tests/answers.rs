@@ -79,6 +79,13 @@ fn before_a_visit() -> Vec<Case> {
         ("about to start", only(required())),
         ("new template not taken up", but(only(required()), |f| f.daemon_set_mut().observed_generation = 1)),
         ("no driver pod", but(only(required()), no_driver_pod)),
+        (
+            "no driver pod, and none is meant for it",
+            but(only(node("n").at(State::PodRestartRequired)), |f| {
+                no_driver_pod(f);
+                f.node_mut("n").set_label("gpu", None);
+            }),
+        ),
         ("no slot, parallel", only(required()).with(node("m").outdated().at(State::DrainRequired))),
         ("no slot, cordoned elsewhere", only(required()).with(node("m").cordoned())),
         ("no slot, not ready elsewhere", only(required()).with(node("m").not_ready())),

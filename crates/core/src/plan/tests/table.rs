@@ -227,6 +227,10 @@ fn restart_and_validation() {
             f.wait(1740);
         }),
         case(PodRestartRequired, "no pod yet", restart()).but(no_driver_pod),
+        case(PodRestartRequired, "its label is lost, and the pod with it", restart()).but(|f| {
+            no_driver_pod(f);
+            f.node_mut("n").set_label("gpu", None);
+        }),
         case(PodRestartRequired, "no pod ever", restart()).but(|f| {
             no_driver_pod(f);
             f.wait(1740);
