@@ -41,10 +41,23 @@ const ASK: &str = r#"
 /// Whether a mutation is switched on.
 #[doc(hidden)]
 pub fn mutated(number: usize) -> bool {
+    switch() == Some(number)
+}
+
+/// Whether any is.
+#[doc(hidden)]
+pub fn is_mutant() -> bool {
+    switch().is_some()
+}
+
+fn switch() -> Option<usize> {
     static ON: std::sync::OnceLock<Option<usize>> = std::sync::OnceLock::new();
-    *ON.get_or_init(|| std::env::var("PITCREW_MUTANT").ok()?.parse().ok()) == Some(number)
+    *ON.get_or_init(|| std::env::var("PITCREW_MUTANT").ok()?.parse().ok())
 }
 "#;
+
+/// The program drops what would break a promise. A mutant does not: it is to be found from outside.
+const DROP: (&str, &str) = ("crates/controller/src/run.rs", "let found = violations(&self.store.snapshot, plan);");
 
 /// At least so many of twenty must be found.
 const FOUND_OF_TWENTY: usize = 19;
@@ -163,6 +176,24 @@ const MUTATIONS: &[Mutation] = &[
         file: "crates/core/src/plan/walk.rs",
         from: "view.snapshot.now >= deadline",
         to: "false",
+    },
+    Mutation {
+        name: "a driver has a quarter of its time",
+        file: "crates/core/src/plan/restart.rs",
+        from: "let until = deadline(view, walk, view.policy.limits.driver_ready);",
+        to: "let limit = view.policy.limits.driver_ready; let until = deadline(view, walk, if MUTATED { limit / 4 } else { limit });",
+    },
+    Mutation {
+        name: "a node that is tried again is given back with whatever driver it has",
+        file: "crates/core/src/plan/members.rs",
+        from: "self.walk().is_none_or(|walk| walk.attempts == 0) && self.found_its_driver()",
+        to: "true",
+    },
+    Mutation {
+        name: "nodes that NVSentinel has are started",
+        file: "crates/core/src/plan/health.rs",
+        from: "if let Some(what) = quarantine(node) {\n        return Some(Reason::Quarantined { what });",
+        to: "if let Some(what) = quarantine(node).filter(|_| !MUTATED) {\n        return Some(Reason::Quarantined { what });",
     },
     Mutation {
         name: "nobody wakes up for a deadline",
@@ -439,6 +470,10 @@ fn mutated(file: &str, mut text: String) -> Result<String> {
         };
         text = text.replacen(from, &new, 1);
     }
+    if file == DROP.0 {
+        let sees = format!("if {home}::is_mutant() {{ return; }} {}", DROP.1);
+        text = text.replacen(DROP.1, &sees, 1);
+    }
     if file == "crates/core/src/lib.rs" {
         text.push_str(ASK);
     }
@@ -480,5 +515,7 @@ mod tests {
             let found = fs::read_to_string(root.join(file)).map(|text| text.matches(from).count());
             assert_eq!(found.ok(), Some(1), "\"{name}\" in {file}");
         }
+        let (file, text) = DROP;
+        assert!(fs::read_to_string(root.join(file)).is_ok_and(|code| code.contains(text)));
     }
 }

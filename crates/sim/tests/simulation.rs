@@ -312,3 +312,16 @@ fn mended_nodes_are_proven_and_ends_are_ends() {
         keeps_its_promises(seed, &Wish::default());
     }
 }
+
+/// Labels were lost for a moment, and with them a driver pod in the middle of its restart: the node failed at once, and said
+/// that it had waited for all of its time.
+#[test]
+fn a_node_that_loses_its_labels_for_a_moment_waits_for_its_driver() {
+    keeps_its_promises(24, &Wish::default());
+}
+
+/// A start was on its way back while that ended, and arrived in a stage of the next rollout: nobody could know.
+#[test]
+fn a_start_may_arrive_when_its_way_back_is_over() {
+    keeps_its_promises(1410, &Wish::default());
+}

@@ -139,7 +139,7 @@ impl Cluster {
             let node = match step {
                 Step::Node(name, ..) => Some((*name).to_owned()),
                 Step::Pod(before, _) => before.map(|pod| pod.node.clone()),
-                Step::Rollout(..) => None,
+                Step::Rollout(..) | Step::Version(..) => None,
             };
             broken.map(|(promise, what)| Violation { promise, node, what, at: change.at })
         });

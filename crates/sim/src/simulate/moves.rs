@@ -189,7 +189,7 @@ fn amount(value: &Value) -> Option<Amount> {
 }
 
 /// `1h30m`.
-fn seconds(text: &str) -> i64 {
+pub(super) fn seconds(text: &str) -> i64 {
     let (mut all, mut number) = (0, 0);
     for letter in text.chars() {
         let unit = match letter {

@@ -12,11 +12,11 @@ use std::fmt;
 use jiff::Timestamp;
 use pitcrew_core::contract::State;
 use pitcrew_core::names::Uid;
-use pitcrew_core::visit::Cause;
+use pitcrew_core::visit::{Cause, Walk};
 use serde_json::Value;
 
 use super::case::is_of;
-use super::world::{By, CALLS, Change, Node, Pod, ROLLOUTS, Role, Rollout, World, before};
+use super::world::{By, CALLS, Change, Leaving, Node, Pod, ROLLOUTS, Role, Rollout, Rules, World, before};
 
 /// A promise.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -59,6 +59,10 @@ pub enum Promise {
     NotTakenBack,
     /// S18.
     OnlyListed,
+    /// S19.
+    OnlyTakesBack,
+    /// S20.
+    FailsInTime,
     /// L1, L2 and L4.
     ComesToAnEnd,
     /// L3.
@@ -95,6 +99,8 @@ impl Promise {
             Promise::InOpenStages => "S16",
             Promise::NotTakenBack => "S17",
             Promise::OnlyListed => "S18",
+            Promise::OnlyTakesBack => "S19",
+            Promise::FailsInTime => "S20",
             Promise::ComesToAnEnd => "L1",
             Promise::ComesToRest => "L3",
             Promise::SaysWhy => "L5",
@@ -131,6 +137,8 @@ impl fmt::Display for Promise {
             }
             Promise::NotTakenBack => "nothing starts towards a version that was taken back",
             Promise::OnlyListed => "nothing starts towards a version that an enforced matrix does not list",
+            Promise::OnlyTakesBack => "the version that is asked for is changed only to take one back",
+            Promise::FailsInTime => "no node fails for want of time before its time is over",
             Promise::ComesToAnEnd => "every node comes to an end once faults stop",
             Promise::ComesToRest => "then nothing is written any more",
             Promise::SaysWhy => "a node that stands still has a reason",
@@ -150,13 +158,18 @@ pub enum Step<'a> {
     Pod(Option<&'a Pod>, Option<&'a Pod>),
     /// Of a rollout.
     Rollout(&'a str, Option<&'a Rollout>, Option<&'a Rollout>),
+    /// Of the version that is asked for, where that is said.
+    Version(&'a str, &'a str),
 }
+
+/// Times are told in whole seconds, at both ends.
+const ROUNDED: i64 = 2;
 
 /// Says what is wrong, if anything.
 type Check = fn(&World, &Change<'_>, &Step<'_>) -> Option<String>;
 
 /// All of them.
-pub const SAFETY: [(Promise, Check); 21] = [
+pub const SAFETY: [(Promise, Check); 24] = [
     (Promise::OnlyOwnNodes, only_own_nodes),
     (Promise::OnlyOwnCordon, only_own_cordon),
     (Promise::OnlyProven, only_proven),
@@ -171,6 +184,7 @@ pub const SAFETY: [(Promise, Check); 21] = [
     (Promise::BudgetsHold, budgets_hold),
     (Promise::StandsStill, stands_still),
     (Promise::OnlyPlannedNodes, only_planned_nodes),
+    (Promise::OnlyPlannedNodes, nobody_elses_node),
     (Promise::NoStaleWrite, no_stale_write),
     (Promise::RecordedFirst, recorded_first),
     (Promise::DocumentedWalk, documented_walk),
@@ -178,6 +192,8 @@ pub const SAFETY: [(Promise, Check); 21] = [
     (Promise::InOpenStages, rollouts::in_open_stages),
     (Promise::NotTakenBack, rollouts::not_taken_back),
     (Promise::OnlyListed, rollouts::only_listed),
+    (Promise::OnlyTakesBack, rollouts::only_takes_back),
+    (Promise::FailsInTime, fails_in_time),
 ];
 
 /// Takes up a change. `then` gets what it changed, and the promise that it breaks; it is not called for what no promise
@@ -195,15 +211,20 @@ pub(super) fn take_up<T>(
     let old_node = world.nodes.get(change.name).filter(|_| is_node).cloned();
     let old_pod = world.pods.get(&key).filter(|_| !is_node).cloned();
     let old_rollout = world.rollout(change.name).filter(|_| change.resource == ROLLOUTS).cloned();
+    let said = |world: &World| world.version_said_by(change.resource).map(str::to_owned);
+    let was_said = said(world);
     world.fold(change);
+    let is_said = said(world);
     let step = match change.resource {
         "nodes" => Step::Node(change.name, old_node.as_ref(), world.nodes.get(change.name)),
         "pods" => Step::Pod(old_pod.as_ref(), world.pods.get(&key)),
         ROLLOUTS => Step::Rollout(change.name, old_rollout.as_ref(), world.rollout(change.name)),
-        _ => return None,
+        _ => Step::Version(was_said.as_deref()?, is_said.as_deref()?),
     };
     let is_here = match &step {
         Step::Pod(old, new) => new.or(*old).is_some_and(|pod| world.has_node(&pod.node)),
+        // Two pools have one source.
+        Step::Version(..) => world.pool.is_none(),
         Step::Node(..) | Step::Rollout(..) => true,
     };
     let mut checks = SAFETY.iter().filter(|_| change.by == By::Us && is_here);
@@ -213,9 +234,8 @@ pub(super) fn take_up<T>(
 
 /// It failed, and has another driver pod since then, or needed no more than a boot.
 fn is_mended(world: &World, name: &str, node: &Node) -> bool {
-    let walk = node.visit.as_ref().and_then(|visit| visit.drivers.get("gpu"));
-    let failure =
-        walk.filter(|walk| walk.state == State::UpgradeFailed).and_then(|walk| walk.failure.as_ref());
+    let failed = node.walk().filter(|walk| walk.state == State::UpgradeFailed);
+    let failure = failed.and_then(|walk| walk.failure.as_ref());
     let mut drivers = world.pods_on(name).filter(|(_, pod)| pod.role == Role::Driver && !pod.deleting);
     failure.is_some_and(|failure| {
         let pod = failure.pod.as_ref().map(Uid::as_str);
@@ -279,9 +299,10 @@ fn only_own_cordon(_: &World, change: &Change<'_>, step: &Step<'_>) -> Option<St
     })
 }
 
+/// It was proven, or nobody has touched its driver.
 fn may_be_given_back(node: &Node) -> bool {
     let state = node.state();
-    state == State::UncordonRequired || state.before_restart()
+    state == State::UncordonRequired || (state.before_restart() && !node.is_retried())
 }
 
 /// Its driver was ready when we last could know, and is of no other pod since.
@@ -292,7 +313,7 @@ fn only_proven(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<St
     match () {
         // That stands on the node itself, and the write is pinned to it.
         () if !node.ready => Some("it was given back, and is not Ready".to_owned()),
-        () if broken(world, name, Role::Driver, change.at) => {
+        () if !world.was_ready(name, Role::Driver, change.at) => {
             Some("it was given back, and its driver is not ready".to_owned())
         }
         () if broken(world, name, Role::Validator, change.at) => {
@@ -308,11 +329,13 @@ fn only_ready_goes_on(world: &World, change: &Change<'_>, step: &Step<'_>) -> Op
     let validated = || world.rules_at(change.at).all(|rules| rules.validates);
     let (role, whose) = match (node.recorded()?, after.recorded()?) {
         (State::PodRestartRequired, State::ValidationRequired) => (Role::Driver, "driver"),
+        // Where validators are to look, a node without one is not proven.
         (State::ValidationRequired, State::UncordonRequired) if validated() => (Role::Validator, "validator"),
         _ => return None,
     };
     let to = after.state();
-    broken(world, name, role, change.at).then(|| format!("it went on to {to}, and its {whose} is not ready"))
+    (!world.was_ready(name, role, change.at))
+        .then(|| format!("it went on to {to}, and its {whose} is not ready"))
 }
 
 /// There is such a pod on the node, and none is ready or was a moment ago.
@@ -400,18 +423,47 @@ fn no_leaked_hold(_: &World, change: &Change<'_>, step: &Step<'_>) -> Option<Str
 }
 
 fn budgets_hold(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
-    let (pod, _) =
+    let (pod, node) =
         our_deletion(world, change, step).filter(|(pod, _)| matches!(pod.role, Role::Work | Role::Gate))?;
-    let evicted = change.request.is_none_or(|request| request.resource == "pods/eviction");
-    let allowed = world.rules_at(change.at).any(|rules| rules.may_delete);
-    (!evicted && !allowed)
-        .then(|| format!("pod {} on {} was deleted past its budgets", change.name, pod.node))
+    if change.request.is_none_or(|request| request.resource == "pods/eviction") {
+        return None;
+    }
+    let walk = node.and_then(Node::walk);
+    let is_time = |leaving: &Leaving| {
+        let in_time = walk.is_some_and(|walk| stands_for(world, change, walk) >= leaving.lasts());
+        // Of a machine that went a moment ago nobody knows how long it stood (seed 6954).
+        leaving.deletes && (in_time || is_new(world, change, node))
+    };
+    let drains = walk.is_some_and(|walk| walk.state == State::DrainRequired);
+    let allowed =
+        world.rules_at(change.at).any(|rules| is_time(if drains { &rules.drain } else { &rules.pods }));
+    (!allowed).then(|| format!("pod {} on {} was deleted past its budgets", change.name, pod.node))
 }
 
-/// A node without a driver is brought one, whatever was said about upgrades.
-fn has_driver(world: &World, change: &Change<'_>, node: &str) -> bool {
-    let mut drivers = world.pods_on(node).filter(|(_, pod)| pod.role == Role::Driver && !pod.deleting);
-    drivers.any(|(_, pod)| pod.ready || pod.ready_last >= Some(before(change.at, world.lag)))
+/// So many seconds at most a walk has been where it stands, by whatever clock.
+fn stands_for(world: &World, change: &Change<'_>, walk: &Walk) -> i64 {
+    (change.at.duration_since(walk.since) + world.clock_off).as_secs() + ROUNDED
+}
+
+/// Who has too little time fails when it is over, and not before.
+fn fails_in_time(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (_, node, after) = we_write(change, step)?;
+    let (walk, failed) = (node.walk()?, after.walk()?);
+    if walk.state == State::UpgradeFailed || failed.state != State::UpgradeFailed {
+        return None;
+    }
+    let least = |rules: &Rules, cause: &Cause| match cause {
+        Cause::DriverNotReady { .. } => rules.driver_ready,
+        Cause::NeedsReboot { .. } => rules.driver_ready.min(rules.validation),
+        Cause::NotValidated { .. } => rules.validation,
+        Cause::PodsDidNotLeave { .. } => rules.pods.lasts().min(rules.drain.lasts()).min(rules.blocked_after),
+        // These ask for no time, or have another one.
+        Cause::PodsCannotLeave { .. } | Cause::ClientNotBack { .. } | Cause::Gate { .. } => 0,
+    };
+    let cause = &failed.failure.as_ref()?.cause;
+    let stood = stands_for(world, change, walk);
+    let fine = world.rules_at(change.at).any(|rules| stood >= least(rules, cause));
+    (!fine).then(|| format!("it failed in {} after {stood} s at most: {cause}", walk.state))
 }
 
 fn stands_still(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
@@ -420,6 +472,7 @@ fn stands_still(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<S
             node.state() != after.state() || node.cordoned != after.cordoned
         }
         Step::Node(..) | Step::Rollout(..) => false,
+        Step::Version(was, is) => was != is,
         Step::Pod(..) => our_deletion(world, change, step).is_some(),
     };
     if change.by != By::Us || !acts {
@@ -428,24 +481,50 @@ fn stands_still(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<S
     if world.rules_at(change.at).all(|rules| !rules.auto_upgrade) {
         return Some("something was done although the policy says autoUpgrade: false".to_owned());
     }
+    let aborted = world.aborted_since()?;
     // A failed node that somebody has mended is only proven.
     let starts = |(name, node, after): (&str, &Node, &Node)| {
         let proven = after.state() == State::ValidationRequired && is_mended(world, name, node);
-        !node.walks() && after.walks() && !proven && has_driver(world, change, name)
+        !node.walks() && after.walks() && !proven && !node.loads
     };
-    let starts = we_write(change, step).is_some_and(starts);
-    let aborted = world.aborted_since().is_some_and(|since| since < before(change.at, world.lag));
-    (starts && aborted).then(|| "it started although its rollout is aborted".to_owned())
+    if we_write(change, step).is_some_and(starts) && aborted < before(change.at, world.lag) {
+        return Some("it started although its rollout is aborted".to_owned());
+    }
+    let (pod, node) = our_deletion(world, change, step).filter(|(pod, _)| pod.role == Role::Work)?;
+    let known = before(change.at, world.lag.max(CALLS));
+    let stays = |pod: &Pod| {
+        let old = !pod.deleting && !is_of(&pod.image, &world.target);
+        pod.role == Role::Driver && old && pod.ready && pod.ready_since.is_some_and(|since| since < known)
+    };
+    let may_go_back = node.is_some_and(|node| !node.is_retried() && node.since < known)
+        && world.pods_on(&pod.node).any(|(_, pod)| stays(pod));
+    (may_go_back && aborted < known)
+        .then(|| format!("pod {} was told to leave, and the rollout is aborted", change.name))
+}
+
+/// A node that NVSentinel has is not taken from it, and none is while it has stopped itself.
+fn nobody_elses_node(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let (_, node, after) = we_write(change, step)?;
+    let starts = !node.walks() && after.state() == State::CordonRequired && !node.loads;
+    if !starts || !world.rules_at(change.at).all(|rules| rules.minds_nvsentinel) {
+        return None;
+    }
+    if node.quarantined {
+        return Some("it was started although NVSentinel has it in quarantine".to_owned());
+    }
+    let tripped = world.tripped_since.is_some_and(|since| since < before(change.at, world.lag.max(CALLS)));
+    tripped.then(|| "it was started although NVSentinel's breaker is open".to_owned())
 }
 
 fn only_planned_nodes(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
-    let (name, node, after) = we_write(change, step)?;
-    let driven = has_driver(world, change, name);
-    let takes = node.visit.is_none() && after.visit.is_some() && driven;
+    let (_, node, after) = we_write(change, step)?;
+    let takes = node.visit.is_none() && after.visit.is_some();
+    let is_known = |left: Timestamp| left < before(change.at, world.lag.max(CALLS));
+    let has_left = !node.member && node.left_fleet.is_none_or(is_known);
     // The write was pinned to the node as it was, mark and all: there is nothing that we could not know.
-    let starts = node.visit.is_none() && !node.walks() && after.walks() && driven;
+    let starts = node.visit.is_none() && !node.walks() && after.walks() && !node.loads;
     match (node.member, node.skipped) {
-        (false, _) if takes => Some("it was taken although it has no driver".to_owned()),
+        (false, _) if takes && has_left => Some("it was taken although it has no driver".to_owned()),
         (true, true) if starts => Some("it was started although it is to be skipped".to_owned()),
         _ => None,
     }

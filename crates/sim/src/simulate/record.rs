@@ -223,10 +223,12 @@ impl Book {
     fn hash(&mut self, at: Timestamp, written: &Written<'_>) {
         let mut hash = self.hash;
         let mut mix = |bytes: &[u8]| {
-            for chunk in bytes.chunks(8) {
-                let mut word = [0; 8];
-                word[..chunk.len()].copy_from_slice(chunk);
-                hash = (hash.rotate_left(5) ^ u64::from_le_bytes(word)).wrapping_mul(0x517c_c1b7_2722_0a95);
+            let (words, rest) = bytes.as_chunks::<8>();
+            let mut last = [0; 8];
+            last[..rest.len()].copy_from_slice(rest);
+            let last = (!rest.is_empty()).then_some(&last);
+            for word in words.iter().chain(last) {
+                hash = (hash.rotate_left(5) ^ u64::from_le_bytes(*word)).wrapping_mul(0x517c_c1b7_2722_0a95);
             }
         };
         mix(&at.as_millisecond().to_le_bytes());
@@ -331,6 +333,9 @@ fn described(change: &Change<'_>, step: &Step<'_>) -> (Option<String>, Option<St
             let words = new.and_then(|new| rollout_words(*old, new));
             (None, words.map(|words| format!("rollout {name} {words}")))
         }
+        Step::Version(was, is) => {
+            (None, (was != is).then(|| format!("{} asks for {is} instead of {was}", change.resource)))
+        }
     }
 }
 
@@ -367,7 +372,7 @@ fn rollout_words(old: Option<&Rollout>, new: &Rollout) -> Option<String> {
     }
     for (was, is, what) in [
         (old.back_since.is_some(), new.back_since.is_some(), "is to be taken back"),
-        (old.cleared, new.cleared, "is cleared"),
+        (old.is_cleared(), new.is_cleared(), "is cleared"),
         (old.aborted_since.is_some(), new.aborted_since.is_some(), "is aborted"),
         (false, old.promoted != new.promoted, "is promoted"),
     ] {

@@ -91,7 +91,7 @@ fn unsettled_rollout(book: &Sight<'_>, newest: &Rollout) -> Option<Unsettled> {
     if book.world.rollouts.values().any(|rollout| rollout.phase == "RollingBack") {
         return says(Promise::GoesBack, "a version is still being put back".to_owned());
     }
-    let is_back = newest.back_since.is_some() && !newest.cleared && !newest.needs_a_person;
+    let is_back = newest.back_since.is_some() && !newest.is_cleared() && !newest.needs_a_person;
     match newest.phase.as_str() {
         _ if is_back && newest.version == book.world.target && newest.phase != "RolledBack" => {
             says(Promise::GoesBack, format!("{} was taken back, and is still asked for", newest.version))
@@ -112,11 +112,14 @@ fn missing(book: &Sight<'_>, name: &str, node: &Node) -> Option<String> {
     let now = book.now;
     match node.state() {
         State::UpgradeDone => not_done(book, name, node),
+        State::UpgradeFailed | State::UpgradeRequired if node.visit.is_none() && left_on(node).is_some() => {
+            left_on(node).map(|what| format!("it is not ours any more, and {what}"))
+        }
         // It stays out until a person or another version comes.
         State::UpgradeFailed if node.visit.is_none() || node.cordoned || node.opened_by_others => None,
         State::UpgradeFailed => Some("it has failed and is not cordoned".to_owned()),
-        State::UpgradeRequired if node.visit.is_none() && left_on(node).is_some() => {
-            left_on(node).map(|what| format!("it is not ours any more, and {what}"))
+        State::UpgradeRequired if node.visit.is_some() && !node.is_retried() => {
+            Some("it waits for its first try, and is on a visit".to_owned())
         }
         State::UpgradeRequired => {
             let Some(reason) = book.reason(name) else {
@@ -220,7 +223,7 @@ fn bakes_for_ever(book: &Sight<'_>, rollout: &Rollout, stage: &str) -> bool {
     };
     let nobody = nodes_of(book, stage).all(|(_, node)| node.state() == State::UpgradeFailed);
     let mut stages = book.world.moves.stages.iter().filter(|known| known.name == stage);
-    let called_off = rollout.aborted_since.is_some() || (rollout.back_since.is_some() && !rollout.cleared);
+    let called_off = rollout.aborted_since.is_some() || (rollout.back_since.is_some() && !rollout.is_cleared());
     let asks_nobody = called_off && stages.any(|stage| !stage.queries.is_empty());
     // In a fleet that has no node any more there is nobody to look at (seeds 19119, 25754).
     let deserted = says.is_some() && !book.world.nodes.values().any(|node| node.member);
@@ -248,7 +251,7 @@ fn nodes_of<'a>(book: &'a Sight<'_>, stage: &str) -> impl Iterator<Item = (&'a s
 
 /// The version that is asked for went wrong, nobody has cleared it, and nothing about it is under way.
 fn is_condemned(book: &Sight<'_>) -> bool {
-    let speaks = |rollout: &&Rollout| rollout.version == book.world.target && !rollout.cleared;
+    let speaks = |rollout: &&Rollout| rollout.version == book.world.target && !rollout.is_cleared();
     let wrong = |rollout: &Rollout| rollout.back_since.is_some() || rollout.bad_since().is_some();
     let mut all = book.world.rollouts.values().filter(speaks);
     all.any(|rollout| wrong(rollout) && rollout.phase != "RollingBack")

@@ -13,7 +13,7 @@ use pitcrew_core::contract::{MATRIX_CONFIG_MAP, State, nvsentinel};
 use pitcrew_core::version::DriverVersion;
 use serde_json::Value;
 
-pub use self::objects::{Node, Pod, Role, Rules};
+pub use self::objects::{Leaving, Node, Pod, Role, Rules};
 pub use self::rollouts::{Rollout, StageSeen};
 
 use self::objects::text;
@@ -144,12 +144,14 @@ pub struct World {
     assigned: Vec<(Timestamp, Assigned)>,
     /// What nodes were like lately.
     past: BTreeMap<String, Vec<Seen>>,
+    /// When the last way back gave way to something else.
+    pub went_back_until: Option<Timestamp>,
     /// When nodes left lately, or were not to run the driver any more.
     left: Vec<Timestamp>,
     /// When a pod of this role that is gone was last ready on a node.
     gone_ready: BTreeMap<(String, Role), Timestamp>,
-    /// NVSentinel's circuit breaker is open.
-    pub breaker_tripped: bool,
+    /// Since when NVSentinel's circuit breaker is open.
+    pub tripped_since: Option<Timestamp>,
     /// What others did less than this long ago may not be known yet.
     pub lag: SignedDuration,
     /// The same between a last look and the write that follows it.
@@ -216,14 +218,16 @@ impl World {
                 self.rule(change.at);
             }
             ("daemonsets.apps", Some(object)) if is_driver(object) => {
-                let image = object["spec"]["template"]["spec"]["containers"][0]["image"].as_str();
-                let version = image.and_then(version_of).unwrap_or_default();
+                let version = version_in(object);
                 if self.rendered.last().is_none_or(|(_, last)| *last != version) {
                     self.rendered.push((change.at, version));
                 }
             }
             (ROLLOUTS, Some(object)) => {
                 let number = number_of(change.name);
+                if self.newest().is_some_and(|newest| newest.goes_back) && !self.rollouts.contains_key(&number) {
+                    self.went_back_until = Some(change.at);
+                }
                 let rollout = Rollout::read(object, self.rollouts.get(&number), change.at);
                 self.rollouts.insert(number, rollout);
                 self.assign(change.at);
@@ -233,7 +237,8 @@ impl World {
                 self.proofs.note_matrix(change.at, object);
             }
             ("configmaps", Some(object)) if change.name == nvsentinel::BREAKER => {
-                self.breaker_tripped = object["data"]["status"] == nvsentinel::TRIPPED;
+                let tripped = object["data"]["status"] == nvsentinel::TRIPPED;
+                self.tripped_since = self.tripped_since.or(Some(change.at)).filter(|_| tripped);
             }
             _ => {}
         }
@@ -261,10 +266,21 @@ impl World {
         if let Some(own) = self.policy.get("upgradePolicy") {
             json_patch::merge(&mut upgrade, own);
         }
-        let Some(rules) = Rules::read(&self.policy, &upgrade, at) else { return };
+        // A policy that cannot be read is none to act by.
+        let frozen = || Some(Rules { since: at, auto_upgrade: false, ..self.rules.last()?.clone() });
+        let Some(rules) = Rules::read(&self.policy, &upgrade, at).or_else(frozen) else { return };
         let same = |last: &Rules| Rules { since: at, ..last.clone() } == rules;
         if !self.rules.last().is_some_and(same) {
             self.rules.push(rules);
+        }
+    }
+
+    /// The version that objects of this kind ask for.
+    pub fn version_said_by(&self, resource: &str) -> Option<&str> {
+        match resource {
+            "clusterpolicies.nvidia.com" => Some(&self.target),
+            "daemonsets.apps" => self.rendered.last().map(|(_, version)| version.as_str()),
+            _ => None,
         }
     }
 
@@ -308,7 +324,7 @@ impl World {
 
     /// Since when a version is to be taken back, if nobody has cleared it.
     pub fn taken_back(&self, version: &str) -> Option<Timestamp> {
-        let speaks = |rollout: &&Rollout| rollout.version == version && !rollout.cleared;
+        let speaks = |rollout: &&Rollout| rollout.version == version && !rollout.is_cleared();
         self.rollouts.values().filter(speaks).filter_map(|rollout| rollout.back_since).min()
     }
 
@@ -348,6 +364,7 @@ impl World {
         let Some(node) = self.nodes.get_mut(name) else { return };
         node.member = member;
         if was_member && !member {
+            node.left_fleet = Some(at);
             self.left.push(at);
         }
         self.assign(at);
@@ -479,6 +496,11 @@ fn number_of(rollout: &str) -> u32 {
 fn is_driver(daemon_set: &Value) -> bool {
     let labels = &daemon_set["spec"]["template"]["metadata"]["labels"];
     labels["app.kubernetes.io/component"] == DRIVER_COMPONENT
+}
+
+fn version_in(daemon_set: &Value) -> String {
+    let image = daemon_set["spec"]["template"]["spec"]["containers"][0]["image"].as_str();
+    image.and_then(version_of).unwrap_or_default()
 }
 
 fn version_of(image: &str) -> Option<String> {

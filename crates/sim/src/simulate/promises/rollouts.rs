@@ -8,7 +8,7 @@ use pitcrew_core::contract::State;
 
 use super::super::moves::Stage;
 use super::super::world::{By, CALLS, Change, Node, Role, Rollout, Seen, World, before};
-use super::{Step, has_driver, is_new, out_and_moving, we_write};
+use super::{ROUNDED, Step, is_new, out_and_moving, we_write};
 
 /// A visit is expected to take so long, in seconds, while nobody knows better; less what a call may take.
 const VISIT_EXPECTED: i64 = 30 * 60 - 15;
@@ -16,13 +16,12 @@ const VISIT_EXPECTED: i64 = 30 * 60 - 15;
 const VISITS_KNOWN: usize = 3;
 /// A machine is down for so long at most when it boots, and its driver restarts after that.
 const BOOT: SignedDuration = SignedDuration::from_mins(5);
-/// Times are told in whole seconds, at both ends of a bake.
-const ROUNDED: i64 = 2;
 
-/// The node that our write starts, as it was before.
+/// The node that our write starts, as it was before. One whose driver waits to be loaded is brought it, whatever was said
+/// about upgrades.
 fn we_start<'a>(change: &Change<'_>, step: &Step<'a>) -> Option<(&'a str, &'a Node)> {
     let (name, node, after) = we_write(change, step)?;
-    (!node.walks() && after.state() == State::CordonRequired).then_some((name, node))
+    (!node.walks() && after.state() == State::CordonRequired && !node.loads).then_some((name, node))
 }
 
 /// What we said a moment ago may cross what was sent with it.
@@ -35,12 +34,14 @@ pub(super) fn in_open_stages(world: &World, change: &Change<'_>, step: &Step<'_>
         return passes_when_done(world, change, name, (*old, new));
     }
     let (name, node) = we_start(change, step)?;
-    if world.moves.stages.is_empty() || node.is_retried() || !has_driver(world, change, name) {
+    if world.moves.stages.is_empty() || node.is_retried() {
         return None;
     }
     let stages: BTreeSet<usize> = world.stages_at(name, change.at).collect();
     let versions: Vec<&str> = world.wanted_at(change.at).collect();
-    if versions.iter().any(|version| world.goes_back_to(version)) {
+    // A start on the way back may be under way when that ends (seed 1410).
+    let went_back = world.went_back_until.is_some_and(|until| until >= known(world, change));
+    if went_back || versions.iter().any(|version| world.goes_back_to(version)) {
         return None;
     }
     let open = |version: &&str| stages.iter().any(|stage| *stage <= world.frontier(version));
@@ -220,8 +221,8 @@ fn has_nodes(world: &World, change: &Change<'_>, stage: usize) -> bool {
 
 /// S18: nothing starts towards a version that an enforced matrix does not list.
 pub(super) fn only_listed(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
-    let (name, _) = we_start(change, step)?;
-    if !world.moves.only_listed || !has_driver(world, change, name) {
+    we_start(change, step)?;
+    if !world.moves.only_listed {
         return None;
     }
     let lag = world.lag.max(CALLS);
@@ -231,9 +232,22 @@ pub(super) fn only_listed(world: &World, change: &Change<'_>, step: &Step<'_>) -
     (!versions.any(fine)).then(|| "it started towards a version that the matrix does not list".to_owned())
 }
 
+/// S19: the version that is asked for is changed only to take one back.
+pub(super) fn only_takes_back(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
+    let Step::Version(was, is) = step else { return None };
+    let asks = |rollout: &Rollout| {
+        // Somebody may clear it while the write is on its way (seed 7092).
+        let cleared = rollout.cleared_since.is_some_and(|since| since < known(world, change));
+        let back = rollout.back_since.is_some() && !cleared;
+        back && rollout.version == *was && rollout.previous.as_deref() == Some(*is)
+    };
+    let fine = was == is || world.rollouts.values().any(asks);
+    (!fine).then(|| format!("{is} was asked for in place of {was}, which nobody takes back"))
+}
+
 pub(super) fn in_windows(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
-    let (name, _) = we_start(change, step)?;
-    if !world.moves.has_windows() || !has_driver(world, change, name) {
+    we_start(change, step)?;
+    if !world.moves.has_windows() {
         return None;
     }
     let known = world.nodes.values().filter(|node| node.was_visited).count();
@@ -251,10 +265,7 @@ pub(super) fn in_windows(world: &World, change: &Change<'_>, step: &Step<'_>) ->
 }
 
 pub(super) fn not_taken_back(world: &World, change: &Change<'_>, step: &Step<'_>) -> Option<String> {
-    let (name, _) = we_start(change, step)?;
-    if !has_driver(world, change, name) {
-        return None;
-    }
+    we_start(change, step)?;
     let since = known(world, change);
     let condemned = |version: &str| world.taken_back(version).is_some_and(|at| at < since);
     let mut versions = world.wanted_at(change.at).peekable();
@@ -266,7 +277,7 @@ pub(super) fn whole_atoms(world: &World, change: &Change<'_>, step: &Step<'_>) -
     let (name, node) = we_start(change, step)?;
     let label = world.moves.atom.as_deref()?;
     let atom = node.marks.get(label)?;
-    if !has_driver(world, change, name) || node.is_out_again() {
+    if node.is_out_again() {
         return None;
     }
     let others = || {

@@ -1,6 +1,7 @@
 //! Each promise, kept and broken.
 
 use jiff::{SignedDuration, Timestamp};
+use pitcrew_core::contract::nvsentinel;
 use serde_json::{Value, json};
 
 use super::*;
@@ -193,11 +194,86 @@ fn pods_leave_only_nodes_that_are_ours_and_cordoned() {
 
 #[test]
 fn budgets_are_bypassed_only_where_the_policy_says_so() {
-    for (action, expected) in [("Fail", &["S8"][..]), ("Delete", &[][..])] {
+    for (action, state, seconds, expected) in [
+        ("Fail", "pod-deletion-required", 300, &["S8"][..]),
+        ("Delete", "pod-deletion-required", 200, &["S8"][..]),
+        ("Delete", "pod-deletion-required", 300, &[][..]),
+        ("Delete", "drain-required", 300, &["S8"][..]),
+    ] {
         let mut scene = Scene::new(&json!({"maxUnavailable": 1, "podDeletion": {"timeoutAction": action}}));
         scene.fold("pods", "work-1", &pod("a", "work"));
-        scene.fold("nodes", "a", &node_in("pod-deletion-required", true, Some(true)));
-        assert_eq!(scene.we_delete("work-1", "pods"), expected);
+        scene.fold("nodes", "a", &node_in(state, true, Some(true)));
+        scene.later(seconds);
+        assert_eq!(scene.we_delete("work-1", "pods"), expected, "{action} in {state} after {seconds} s");
+    }
+}
+
+/// On a visit, and failed for this.
+fn failed(failure: &Value) -> Value {
+    let mut node = node_in("upgrade-failed", true, Some(true));
+    let record = &mut node["metadata"]["annotations"]["pitcrew.dev/visit"];
+    let mut visit: Value = serde_json::from_str(record.as_str().unwrap()).unwrap();
+    visit["drivers"]["gpu"]["failure"] = failure.clone();
+    *record = json!(visit.to_string());
+    node
+}
+
+#[test]
+fn who_has_too_little_time_fails_when_it_is_over() {
+    let not_ready = json!({"cause": "driverNotReady", "what": "it hangs", "seconds": 1800});
+    let not_gone = json!({"cause": "podsDidNotLeave", "what": "it stays", "seconds": 300});
+    for (state, failure, seconds, expected) in [
+        ("pod-restart-required", &not_ready, 600, &["S20"][..]),
+        ("pod-restart-required", &not_ready, 1800, &[][..]),
+        ("pod-deletion-required", &not_gone, 100, &["S20"][..]),
+        ("pod-deletion-required", &not_gone, 300, &[][..]),
+    ] {
+        let mut scene = Scene::new(&one_at_a_time());
+        scene.fold("nodes", "a", &node_in(state, true, Some(true)));
+        scene.later(seconds - 60);
+        assert_eq!(scene.we_patch_node("a", &failed(failure)), expected, "{state} after {seconds} s");
+    }
+}
+
+#[test]
+fn a_node_that_a_health_system_has_is_not_taken_from_it() {
+    let quarantined = |state: &str| {
+        let mut node = node_in(state, false, None);
+        node["metadata"]["annotations"][nvsentinel::QUARANTINE_ANNOTATIONS] = json!("{}");
+        node
+    };
+    let mut scene = Scene::new(&one_at_a_time());
+    scene.fold("nodes", "a", &quarantined("upgrade-required"));
+    assert_eq!(scene.we_patch_node("a", &quarantined("cordon-required")), ["S10"]);
+    for (seconds, expected) in [(1, &[][..]), (30, &["S10"][..])] {
+        let mut scene = Scene::new(&one_at_a_time());
+        let tripped = json!({"data": {"status": nvsentinel::TRIPPED}});
+        scene.fold("configmaps", nvsentinel::BREAKER, &tripped);
+        scene.later(seconds);
+        assert_eq!(scene.we_patch_node("a", &node_in("cordon-required", false, None)), expected);
+    }
+}
+
+#[test]
+fn the_version_that_is_asked_for_is_changed_only_to_take_one_back() {
+    let taken_back = json!({"spec": {"version": "2.0.0", "previous": {"version": "1.0.0"}, "rollback": {}}});
+    let running = json!({"spec": {"version": "2.0.0", "previous": {"version": "1.0.0"}}});
+    for (rollout, version, expected) in [
+        (&running, "1.0.0", Some("S19")),
+        (&taken_back, "1.0.0", None),
+        (&taken_back, "0.9.0", Some("S19")),
+    ] {
+        let mut scene = on_the_way(&json!({}));
+        let asked = |version: &str| json!({"spec": {"driver": {"version": version}}});
+        scene.fold("clusterpolicies.nvidia.com", "cluster-policy", &asked("2.0.0"));
+        scene.fold("rollouts.pitcrew.dev", "gpu-1", rollout);
+        let (at, after) = (scene.now, asked(version));
+        let (resource, name) = ("clusterpolicies.nvidia.com", "cluster-policy");
+        let change =
+            Change { at, by: By::Us, request: None, resource, namespace: "", name, after: Some(&after) };
+        let broken =
+            take_up(&mut scene.world, &change, |_, broken| broken.map(|(promise, _)| promise.code()));
+        assert_eq!(broken, Some(expected), "to {version}");
     }
 }
 

@@ -9,15 +9,18 @@ use pitcrew_core::contract::{
     LAST_VISIT_ANNOTATION, SCALE_DOWN_HOLDS, State, VISIT_ANNOTATION, nvsentinel,
 };
 use pitcrew_core::policy::Amount;
-use pitcrew_core::visit::Visit;
+use pitcrew_core::visit::{Visit, Walk};
 use serde_json::Value;
 
+use super::super::moves::seconds;
 use super::{By, Change};
 use crate::actors::{DEPLOY_DRIVER, DRIVER_COMPONENT, GPU, NAMESPACE, VALIDATOR_APP};
 
 const STATE_LABEL: &str = "nvidia.com/gpu-driver-upgrade-state";
 const SKIP_LABEL: &str = "nvidia.com/gpu-driver-upgrade.skip";
 const SAFE_LOAD_ANNOTATION: &str = "nvidia.com/gpu-driver-upgrade.driver-wait-for-safe-load";
+/// As documented.
+const LEAVE_SECONDS: i64 = 300;
 /// Labels by which nodes belong to racks and zones begin with it.
 const PLACES: &str = "sim.pitcrew.dev/";
 
@@ -67,6 +70,8 @@ pub struct Node {
     pub quarantined: bool,
     /// It was cordoned before that, and stays so after it.
     pub quarantined_cordoned: bool,
+    /// When it was last of the fleet, if it is not any more.
+    pub left_fleet: Option<Timestamp>,
     /// Autoscalers are kept off it.
     pub held: bool,
     /// Its driver waits to be loaded.
@@ -90,9 +95,14 @@ impl Node {
         self.recorded().unwrap_or(self.label)
     }
 
+    /// Its walk, if it is on a visit.
+    pub fn walk(&self) -> Option<&Walk> {
+        self.visit.as_ref()?.drivers.get("gpu")
+    }
+
     /// Where the record says that it stands.
     pub fn recorded(&self) -> Option<State> {
-        self.visit.as_ref()?.drivers.get("gpu").map(|walk| walk.state)
+        self.walk().map(|walk| walk.state)
     }
 
     /// It has a slot. Before the cordon only the label says so, and a node that another controller left on its way is
@@ -103,8 +113,7 @@ impl Node {
 
     /// It was tried before, by whomever.
     pub fn is_retried(&self) -> bool {
-        let walk = self.visit.as_ref().and_then(|visit| visit.drivers.get("gpu"));
-        walk.is_some_and(|walk| walk.attempts > 0)
+        self.walk().is_some_and(|walk| walk.attempts > 0)
     }
 
     /// That, and it is out, or on its way.
@@ -197,6 +206,7 @@ impl Node {
             adopted_since,
             wanted,
             member: wanted,
+            left_fleet: before.and_then(|before| before.left_fleet),
             done_since: None,
             slotless_since: None,
             shielded: opted_out(nvsentinel::OPT_OUT_LABEL) || opted_out(nvsentinel::MANAGED_LABEL),
@@ -248,7 +258,9 @@ pub struct Pod {
     pub deleting: bool,
     /// It is ready.
     pub ready: bool,
-    /// When it was last seen ready.
+    /// Since when it is ready, …
+    pub ready_since: Option<Timestamp>,
+    /// … and when it was last seen so.
     pub ready_last: Option<Timestamp>,
     /// The first container's image.
     pub image: String,
@@ -307,6 +319,7 @@ impl Pod {
             node,
             deleting: meta["deletionTimestamp"].is_string(),
             ready,
+            ready_since: before.and_then(|before| before.ready_since).or(Some(change.at)).filter(|_| ready),
             ready_last: if ready { Some(change.at) } else { ready_last },
             image: text(&spec["containers"][0]["image"]),
         }
@@ -333,6 +346,27 @@ pub(super) fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
+/// How pods leave a node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Leaving {
+    /// They have so many seconds, 0 for ever.
+    pub seconds: i64,
+    /// Then they may be deleted past their budgets.
+    pub deletes: bool,
+}
+
+impl Leaving {
+    fn read(said: &Value) -> Self {
+        let seconds = said["timeoutSeconds"].as_i64().unwrap_or(LEAVE_SECONDS);
+        Self { seconds, deletes: said["timeoutAction"] == "Delete" }
+    }
+
+    /// For so many seconds.
+    pub fn lasts(&self) -> i64 {
+        if self.seconds == 0 { i64::MAX } else { self.seconds }
+    }
+}
+
 /// What the policy allows.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
@@ -345,8 +379,18 @@ pub struct Rules {
     pub max_parallel: u64,
     /// So many out at once.
     pub max_unavailable: Amount,
-    /// Pods that do not leave in time may be deleted past their budgets.
-    pub may_delete: bool,
+    /// How pods that use the device leave, …
+    pub pods: Leaving,
+    /// … and how others do.
+    pub drain: Leaving,
+    /// A node whose pods cannot leave is given up after so many seconds, if at all.
+    pub blocked_after: i64,
+    /// A driver has so many seconds to come up, …
+    pub driver_ready: i64,
+    /// … and to prove itself.
+    pub validation: i64,
+    /// A node that NVSentinel has is not taken from it.
+    pub minds_nvsentinel: bool,
     /// Stale clients may be replaced on nodes in service.
     pub refresh_always: bool,
     /// The operator's validators have to prove a driver before a node goes on.
@@ -360,13 +404,19 @@ impl Rules {
             given => given.clone(),
         };
         let unavailable = serde_json::from_value(unavailable).ok()?;
-        let deletes = |field: &str| upgrade[field]["timeoutAction"] == "Delete";
+        let pods = upgrade.get("podDeletion").unwrap_or(&upgrade["gpuPodDeletion"]);
+        let limit = |field: &str, default: &str| seconds(spec["limits"][field].as_str().unwrap_or(default));
         Some(Self {
             since,
+            pods: Leaving::read(pods),
+            drain: Leaving::read(&upgrade["drain"]),
+            blocked_after: limit("blockedAfter", "2h"),
+            driver_ready: limit("driverReady", "30m"),
+            validation: limit("validation", "10m"),
+            minds_nvsentinel: spec["health"]["nvsentinel"] != "Off",
             auto_upgrade: upgrade["autoUpgrade"].as_bool().unwrap_or(true),
             max_parallel: upgrade["maxParallelUpgrades"].as_u64().unwrap_or(1),
             max_unavailable: Amount::try_from(&unavailable).ok()?,
-            may_delete: deletes("podDeletion") || deletes("gpuPodDeletion") || deletes("drain"),
             refresh_always: serde_json::from_value(spec["clients"]["refresh"].clone())
                 .is_ok_and(|refresh: Refresh| refresh == Refresh::Always),
             validates: spec.is_null()

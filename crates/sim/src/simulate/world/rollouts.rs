@@ -24,8 +24,8 @@ pub struct Rollout {
     pub back_since: Option<Timestamp>,
     /// A person has to put the version back, or to decide.
     pub needs_a_person: bool,
-    /// A person has cleared it.
-    pub cleared: bool,
+    /// Since when a person has cleared it.
+    pub cleared_since: Option<Timestamp>,
     /// Stages that a person has promoted …
     pub promoted: BTreeSet<String>,
     /// … whatever was seen of them.
@@ -101,9 +101,14 @@ impl Rollout {
         proves.map(|(name, _)| name.as_str())
     }
 
+    /// A person has cleared it.
+    pub fn is_cleared(&self) -> bool {
+        self.cleared_since.is_some()
+    }
+
     /// It went wrong and was cleared: what it was for begins anew.
     pub(super) fn is_spent(&self) -> bool {
-        self.cleared && (self.back_since.is_some() || self.bad_since().is_some())
+        self.is_cleared() && (self.back_since.is_some() || self.bad_since().is_some())
     }
 
     pub(super) fn read(object: &Value, before: Option<&Rollout>, at: Timestamp) -> Self {
@@ -128,7 +133,7 @@ impl Rollout {
                 known.back_since
             }),
             needs_a_person: status["rollback"]["message"].is_string(),
-            cleared: !spec["cleared"].is_null(),
+            cleared_since: since(!spec["cleared"].is_null(), |known| known.cleared_since),
             promoted: promotions().map(|promotion| text(&promotion["stage"])).collect(),
             skip_bake: promotions()
                 .filter(|promotion| promotion["skipBake"] == true)
