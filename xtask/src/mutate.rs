@@ -57,7 +57,8 @@ fn switch() -> Option<usize> {
 "#;
 
 /// The program drops what would break a promise. A mutant does not: it is to be found from outside.
-const DROP: (&str, &str) = ("crates/controller/src/run.rs", "let found = violations(&self.store.snapshot, plan);");
+const DROP: (&str, &str) =
+    ("crates/controller/src/run.rs", "let found = violations(&self.store.snapshot, plan);");
 
 /// At least so many of twenty must be found.
 const FOUND_OF_TWENTY: usize = 19;

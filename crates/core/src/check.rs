@@ -349,7 +349,16 @@ fn out_of_hours(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, mine: &[(
         let recorded = patch.annotations.get(VISIT_ANNOTATION).flatten().is_some();
         told && recorded && visit(snapshot, &patch.node).is_none()
     };
-    let begun = patches(mine).filter(|(_, patch)| begins(patch));
+    // An atom that has begun is not split by the hour.
+    let atom = |node: &Node| policy.topology.atom_of(node.labels()).map(str::to_owned);
+    let moving = snapshot
+        .nodes
+        .values()
+        .filter(|node| node.walk_of(&policy.driver).is_some_and(|walk| walk.state.in_flight()));
+    let moving: BTreeSet<String> = moving.filter_map(atom).collect();
+    let follows =
+        |name: &NodeName| snapshot.nodes.get(name).and_then(atom).is_some_and(|atom| moving.contains(&atom));
+    let begun = patches(mine).filter(|(_, patch)| begins(patch) && !follows(&patch.node));
     let late = starts(mine).chain(begun);
     let late = late.filter(|(_, patch)| !only_loads(snapshot, policy, done, &patch.node));
     late.map(|(i, patch)| (i, patch.node.clone())).collect()
@@ -426,9 +435,9 @@ fn before_their_stage(
         Pick::Labelled(labels) => labels.iter().all(|(key, value)| node.labels().get(key) == Some(value)),
         Pick::First(_) | Pick::Rest => true,
     };
-    let again = |node: &Node| node.walk_of(&policy.driver).is_some_and(|walk| walk.attempts > 0);
+    let by_hand = |node: &Node| node.walk_of(&policy.driver).is_some_and(|walk| walk.by_hand);
     let early = |name: &NodeName| {
-        let node = snapshot.nodes.get(name).filter(|node| !again(node));
+        let node = snapshot.nodes.get(name).filter(|node| !by_hand(node));
         node.is_some_and(|node| !open.clone().any(|stage| takes(stage, node)))
     };
     let early = starts(mine).filter(|(_, patch)| !stages.is_empty() && early(&patch.node));

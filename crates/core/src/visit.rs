@@ -69,6 +69,11 @@ impl Holds {
     }
 }
 
+/// A clock that was set back during a pause must not take time away from a limit.
+fn passed(since: Timestamp, now: Timestamp) -> SignedDuration {
+    now.duration_since(since).max(SignedDuration::ZERO)
+}
+
 /// One driver's walk within a visit.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Walk {
@@ -84,6 +89,9 @@ pub struct Walk {
     /// How often a person or a new version started it again.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub attempts: u32,
+    /// A person asked for this try.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_hand: bool,
     /// The driver pod of a failed attempt: replaced by the next one even if its revision is right.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replace: Option<Uid>,
@@ -474,6 +482,7 @@ impl Walk {
             paused: Pause::default(),
             target,
             attempts: 0,
+            by_hand: false,
             replace: None,
             came_back: 0,
             recordoned: None,
@@ -511,7 +520,7 @@ impl Walk {
 
     /// When a limit on the present state runs out. Paused time does not count.
     pub fn deadline(&self, limit: SignedDuration, now: Timestamp) -> Timestamp {
-        let paused_now = self.paused.since.map_or(SignedDuration::ZERO, |since| now.duration_since(since));
+        let paused_now = self.paused.since.map_or(SignedDuration::ZERO, |since| passed(since, now));
         // People edit annotations, and a limit may be as long as its field: no sum here may overflow.
         let paused = paused_now.saturating_add(SignedDuration::from_secs(self.paused.seconds));
         self.since.saturating_add(limit.saturating_add(paused)).unwrap_or(Timestamp::MAX)
@@ -522,7 +531,7 @@ impl Walk {
         let pause = match (paused, self.paused.since) {
             (true, None) => Pause { since: Some(now), ..self.paused },
             (false, Some(since)) => {
-                let seconds = self.paused.seconds.saturating_add(now.duration_since(since).as_secs());
+                let seconds = self.paused.seconds.saturating_add(passed(since, now).as_secs());
                 Pause { since: None, seconds }
             }
             _ => return None,
@@ -589,5 +598,10 @@ mod tests {
         let resumed = paused.with_pause(false, at("2026-01-01T05:04:00Z")).unwrap();
         assert_eq!(resumed.deadline(limit, at("2026-01-01T05:05:00Z")), at("2026-01-01T05:10:00Z"));
         assert_eq!(resumed.with_pause(false, at("2026-01-01T05:05:00Z")), None);
+        // A clock that was set back meanwhile takes no time away.
+        let set_back = at("2026-01-01T00:01:00Z");
+        assert_eq!(paused.deadline(limit, set_back), at("2026-01-01T00:10:00Z"));
+        let resumed = paused.with_pause(false, set_back).unwrap();
+        assert_eq!(resumed.deadline(limit, set_back), at("2026-01-01T00:10:00Z"));
     }
 }

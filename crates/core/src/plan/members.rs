@@ -51,6 +51,8 @@ pub(super) struct Member<'a> {
     pub(super) start: Start,
     /// The atom whose wave it belongs to.
     pub(super) atom: Option<&'a str>,
+    /// Some of that atom have been cordoned: the rest follows.
+    pub(super) atom_moves: bool,
     /// When the oldest container of its known clients started: most passes look no further.
     pub(super) oldest_client: Option<Timestamp>,
     pods: Option<&'a BTreeMap<ObjectName, Pod>>,
@@ -343,6 +345,7 @@ fn member<'a>(
         unproven: false,
         start: Start::NotDue,
         atom: policy.topology.atom_of(node.labels()).filter(|_| !alone),
+        atom_moves: false,
         oldest_client,
         pods,
     })

@@ -498,7 +498,9 @@ fn muster<'a>(
             }
         }
         match member.atom {
-            Some(atom) if walking => ties.begin(atom),
+            Some(atom) if walking => {
+                ties.begin(atom, member.walk().is_some_and(|walk| walk.state.in_flight()));
+            }
             Some(atom) if !starts && member.is_due() && !member.unproven => {
                 ties.hold(atom, member.name, why_not(&member, claimed));
             }
@@ -513,6 +515,7 @@ fn muster<'a>(
     let mut rooms = stages.rooms();
     for (index, member) in mustered.iter_mut().enumerate().filter(|_| *status == PoolStatus::Active) {
         member.stage_moves = stages.index(index).is_none_or(|stage| stages.moves(stage));
+        member.atom_moves = ties.is_cordoned(member.atom);
         let settled = member.pending.is_none() && !member.refuses(view.snapshot.now);
         let claimed = claims.contains_key(&(&view.pool.driver, member.name));
         let early = stages.early(view, index, member);
@@ -587,8 +590,8 @@ fn candidate<'a>(view: &View<'a>, index: usize, member: &Member<'a>) -> Candidat
     }
     Candidate {
         stage: None,
-        // Without any driver it is of no use; and whoever tries a node again has a reason.
-        whatever_stage: member.needs_driver() || member.walk().is_some_and(|walk| walk.attempts > 0),
+        // Without any driver it is of no use; and a person who tries a node again has a reason.
+        whatever_stage: member.needs_driver() || member.walk().is_some_and(|walk| walk.by_hand),
         index,
         name: member.name,
         // One that failed before may well have a driver that is Ready, and no good.

@@ -11,10 +11,10 @@ use jiff::Timestamp;
 use super::bake;
 use super::members::{Early, Freshness, Member, Standing};
 use super::pool::View;
-use super::proofs::{self, Asked, End, Rounds};
+use super::proofs::{self, Asked, End};
 use super::timeline;
 use super::walk::has_lost_its_cordon;
-use crate::api::{GateStatus, Promotion, StagePhase, StagePromotion, StageStatus, stamp};
+use crate::api::{BakeStatus, GateStatus, Promotion, StagePhase, StagePromotion, StageStatus, stamp};
 use crate::contract::{CANARY_LABEL, State};
 use crate::names::NodeName;
 use crate::policy::{CANARY_STAGE, Pick, RolloutRules, Stage};
@@ -261,7 +261,7 @@ impl<'a> Stages<'a> {
             }
             let begun = !matches!(before.phase, StagePhase::Waiting | StagePhase::Failed);
             let phase = if begun { before.phase } else { StagePhase::Moving };
-            return StageStatus { phase, message: Some(message), ..before };
+            return StageStatus { phase, ..uncounted(before, message) };
         }
         match before.phase {
             StagePhase::Baking => self.baking(view, stage, before, nodes, asked),
@@ -333,13 +333,14 @@ impl<'a> Stages<'a> {
         let (Some(rules), Some(status)) = (&stage.bake, before.bake.clone()) else {
             return self.approved(stage, before);
         };
+        // Nobody is asked about it, so nothing is known of that time, also if it goes on later.
+        if view.is_called_off() {
+            let message =
+                "the rollout was called off: its nodes are not watched, and that time does not count";
+            return uncounted(before, message.to_owned());
+        }
         let ends = status.seconds >= status.needed_seconds;
-        // For a rollout that was called off no gate is asked.
-        let mut rounds = if view.is_called_off() {
-            Rounds::default()
-        } else {
-            proofs::repeat(view, &stage.name, (status.since.0, ends), nodes, asked)
-        };
+        let mut rounds = proofs::repeat(view, &stage.name, (status.since.0, ends), nodes, asked);
         if let Some(refusal) = rounds.failed.take() {
             let message = Some(refusal.enter(view, &mut before, asked));
             return StageStatus { phase: StagePhase::Spoiled, message, ..before };
@@ -387,6 +388,12 @@ impl<'a> Stages<'a> {
     fn promoted(&self, stage: &str) -> Option<&'a StagePromotion> {
         self.promotions.iter().rev().find(|promotion| promotion.stage == stage)
     }
+}
+
+/// A stage that goes on as it is, with what holds it up: the time until the next look at its bake does not count.
+fn uncounted(before: StageStatus, message: String) -> StageStatus {
+    let bake = before.bake.map(|bake| BakeStatus { unjudged: true, ..bake });
+    StageStatus { bake, message: Some(message), ..before }
 }
 
 /// What has spoiled a stage between two looks at its bake, or after it.

@@ -21,7 +21,6 @@ use crate::policy::Policy;
 use crate::reason::Reason;
 use crate::snapshot::{Object, SetbackKind};
 use crate::visit::{Cause, Failure, Visit, Walk};
-use crate::windows::Opening;
 
 /// A new leader gets this long to try for itself before deadlines fire that ran out while nobody led.
 const NEW_LEADER_GRACE: SignedDuration = SignedDuration::from_secs(10);
@@ -199,7 +198,7 @@ fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Le
             give_back(view, member, &NO_HOLDS, &GivenBack::Unlisted(unlisted))
         }
         // It was told to start and nobody came: nothing was done to it yet, and by now that would be out of hours.
-        State::CordonRequired if matches!(view.opening, Opening::Closed { .. }) && !member.needs_driver() => {
+        State::CordonRequired if !view.opening.is_open() && !member.needs_driver() && !member.atom_moves => {
             give_back(view, member, &NO_HOLDS, &GivenBack::TooLate)
         }
         State::CordonRequired => cordon(view, member, None),
@@ -365,7 +364,8 @@ fn mind_the_label(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Wa
 
 fn retry(view: &View<'_>, member: &Member<'_>, walk: &Walk) -> Decision {
     let target = target_of(member, walk).clone();
-    go(view, member, State::UpgradeRequired, Some(walk.retry(view.snapshot.now, target)))
+    let again = Walk { by_hand: true, ..walk.retry(view.snapshot.now, target) };
+    go(view, member, State::UpgradeRequired, Some(again))
 }
 
 /// `upgrade-failed`: sticky. Only a new version, a person's new driver pod or a reboot that it needed moves it; the label does

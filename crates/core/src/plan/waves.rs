@@ -64,6 +64,8 @@ pub(super) struct Ties<'a> {
 struct Atom {
     /// Some of its nodes are on their walk: the rest follows, whoever cannot.
     under_way: bool,
+    /// Some of these have been cordoned.
+    cordoned: bool,
     /// A node that should start and cannot, and why.
     holder: Option<(NodeName, Reason)>,
 }
@@ -99,9 +101,16 @@ impl<'a> Ties<'a> {
         }
     }
 
-    /// Some of this atom's nodes are on their walk.
-    pub(super) fn begin(&mut self, atom: &'a str) {
-        self.atoms.entry(atom).or_default().under_way = true;
+    /// A node of this atom is on its walk, and has been cordoned for it or is about to be.
+    pub(super) fn begin(&mut self, atom: &'a str, cordoned: bool) {
+        let atom = self.atoms.entry(atom).or_default();
+        atom.under_way = true;
+        atom.cordoned |= cordoned;
+    }
+
+    /// Nodes of this atom have been cordoned for their walk.
+    pub(super) fn is_cordoned(&self, atom: Option<&str>) -> bool {
+        atom.and_then(|atom| self.atoms.get(atom)).is_some_and(|atom| atom.cordoned)
     }
 
     /// A node of this atom should start and cannot. The first one is named.

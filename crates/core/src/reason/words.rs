@@ -33,9 +33,9 @@ impl fmt::Display for Reason {
             Reason::NoDriverPod { daemon_set: Some(daemon_set), .. } => {
                 write!(f, "no driver pod on this node; daemonset/{daemon_set} should make one")
             }
-            Reason::NoDriverPod { daemon_set: None, .. } => {
-                f.write_str("no driver pod on this node, and no DaemonSet of this driver is meant for it any more")
-            }
+            Reason::NoDriverPod { daemon_set: None, .. } => f.write_str(
+                "no driver pod on this node, and no DaemonSet of this driver is meant for it any more",
+            ),
             Reason::NoSlot { limit, ahead, together } => no_slot(f, limit, *ahead, *together),
             Reason::WindowClosed { opens, needs, closes } => {
                 f.write_str(&window_closed(*opens, *needs, *closes))

@@ -223,7 +223,8 @@ fn bakes_for_ever(book: &Sight<'_>, rollout: &Rollout, stage: &str) -> bool {
     };
     let nobody = nodes_of(book, stage).all(|(_, node)| node.state() == State::UpgradeFailed);
     let mut stages = book.world.moves.stages.iter().filter(|known| known.name == stage);
-    let called_off = rollout.aborted_since.is_some() || (rollout.back_since.is_some() && !rollout.is_cleared());
+    let called_off =
+        rollout.aborted_since.is_some() || (rollout.back_since.is_some() && !rollout.is_cleared());
     let asks_nobody = called_off && stages.any(|stage| !stage.queries.is_empty());
     // In a fleet that has no node any more there is nobody to look at (seeds 19119, 25754).
     let deserted = says.is_some() && !book.world.nodes.values().any(|node| node.member);

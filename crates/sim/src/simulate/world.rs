@@ -225,7 +225,9 @@ impl World {
             }
             (ROLLOUTS, Some(object)) => {
                 let number = number_of(change.name);
-                if self.newest().is_some_and(|newest| newest.goes_back) && !self.rollouts.contains_key(&number) {
+                if self.newest().is_some_and(|newest| newest.goes_back)
+                    && !self.rollouts.contains_key(&number)
+                {
                     self.went_back_until = Some(change.at);
                 }
                 let rollout = Rollout::read(object, self.rollouts.get(&number), change.at);

@@ -600,6 +600,57 @@ fn work_that_starts_again_and_again_is_no_start_of_work() {
     assert_eq!(done(&fleet).len(), 6);
 }
 
+/// Nobody is asked about a rollout that was called off, so the time counted for a bake that nobody watched.
+#[test]
+fn the_time_in_which_a_rollout_is_called_off_is_no_bake() {
+    let mut fleet = staged(&json!([{"name": "canary", "count": 1, "bake": {"duration": "10h"}}]));
+    fleet.live(HOUR);
+    assert_eq!(phases(&fleet)[0].1, StagePhase::Baking);
+    let call_off = |fleet: &mut Fleet, abort: bool| {
+        fleet.snapshot.rollouts.values_mut().for_each(|rollout| rollout.spec.abort = abort);
+        fleet.live(20 * HOUR * i64::from(abort));
+    };
+    call_off(&mut fleet, true);
+    let stage = &stages(&fleet)[0];
+    assert_eq!(stage.phase, StagePhase::Baking);
+    insta::assert_snapshot!(
+        stage.message.clone().unwrap(),
+        @"the rollout was called off: its nodes are not watched, and that time does not count"
+    );
+    call_off(&mut fleet, false);
+    fleet.live(8 * HOUR);
+    assert_eq!(done(&fleet), ["gpu-1"], "{:?}", stages(&fleet)[0]);
+    fleet.live(2 * HOUR);
+    assert_eq!(done(&fleet).len(), 6);
+}
+
+/// A node that failed with the version before is out, and would be in service with one that nobody has proven yet.
+#[test]
+fn a_new_version_heals_failed_nodes_when_their_stage_is_open() {
+    let canary = json!({"name": "canary", "nodeSelector": {"first": "yes"}, "bake": {"duration": "10h"}});
+    let failed = |name: &str| {
+        let mut node = node(name).at(State::UpgradeFailed);
+        node = if name == "first" { node.label("first", "yes") } else { node };
+        node
+    };
+    let mut fleet = staged(&json!([canary])).with(failed("first")).with(failed("other"));
+    for name in ["first", "other"] {
+        fleet.break_driver(name);
+    }
+    fleet.publish("gpu", 3, "newer");
+    fleet.live(HOUR);
+    assert_eq!(fleet.verdict("first").state, State::UpgradeDone, "{}", fleet.screen());
+    assert_eq!(fleet.verdict("other").state, State::UpgradeRequired);
+    insta::assert_snapshot!(fleet.why("other"), @"stage fleet is not open yet: stage canary is watched at work");
+    assert!(fleet.node_mut("other").unschedulable, "it waits as it was");
+    // A person may have a reason.
+    let mut asked = fleet.clone();
+    asked.set_label("other", "upgrade-failed");
+    asked.live(1);
+    fleet.live(20 * HOUR);
+    assert_eq!(fleet.verdict("other").state, State::UpgradeDone, "{}", fleet.screen());
+}
+
 #[test]
 fn too_little_work_makes_a_bake_longer() {
     let mut fleet = staged(&json!([

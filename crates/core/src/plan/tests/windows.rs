@@ -146,6 +146,30 @@ fn a_node_that_was_told_to_start_and_not_taken_waits_for_the_next_window() {
 }
 
 #[test]
+fn a_node_that_was_told_to_start_and_not_taken_is_not_taken_when_its_window_is_too_short_by_now() {
+    let told = node("gpu-1").outdated().at(State::CordonRequired).pod(pod("train"));
+    let mut fleet = fleet(0, window("11:00", "70m")).with(told);
+    fleet.step();
+    fleet.settle();
+    assert!(matches!(fleet.reason("gpu-1"), Reason::WindowClosed { .. }), "{}", fleet.screen());
+    assert!(!fleet.node_mut("gpu-1").unschedulable);
+}
+
+#[test]
+fn an_atom_that_has_begun_is_not_split_by_the_end_of_its_window() {
+    let rack = |n: NodeSpec, state| n.outdated().at(state).label("rack", "r1");
+    let mut rollout = window("22:00", "4h");
+    rollout["topology"] = json!({"atom": "rack"});
+    let fleet = fleet(0, rollout).with(rack(node("gpu-1"), State::WaitForJobsRequired));
+    let mut fleet = fleet.with(rack(node("gpu-2"), State::CordonRequired));
+    fleet.play();
+    for node in ["gpu-1", "gpu-2"] {
+        assert_eq!(fleet.verdict(node).state, State::UpgradeDone, "{}", fleet.screen());
+    }
+    assert!(fleet.snapshot.now < after(10 * 3600), "neither waits for a window");
+}
+
+#[test]
 fn a_node_without_any_driver_is_taken_at_any_time() {
     let waits = node("new").at(State::CordonRequired).annotation(&keys("gpu").safe_load, "true");
     let mut fleet = fleet(0, window("22:00", "4h")).with(waits);

@@ -258,11 +258,9 @@ fn a_node_that_a_health_system_has_is_not_taken_from_it() {
 fn the_version_that_is_asked_for_is_changed_only_to_take_one_back() {
     let taken_back = json!({"spec": {"version": "2.0.0", "previous": {"version": "1.0.0"}, "rollback": {}}});
     let running = json!({"spec": {"version": "2.0.0", "previous": {"version": "1.0.0"}}});
-    for (rollout, version, expected) in [
-        (&running, "1.0.0", Some("S19")),
-        (&taken_back, "1.0.0", None),
-        (&taken_back, "0.9.0", Some("S19")),
-    ] {
+    for (rollout, version, expected) in
+        [(&running, "1.0.0", Some("S19")), (&taken_back, "1.0.0", None), (&taken_back, "0.9.0", Some("S19"))]
+    {
         let mut scene = on_the_way(&json!({}));
         let asked = |version: &str| json!({"spec": {"driver": {"version": version}}});
         scene.fold("clusterpolicies.nvidia.com", "cluster-policy", &asked("2.0.0"));
