@@ -97,7 +97,6 @@ fn unsettled_rollout(book: &Sight<'_>, newest: &Rollout) -> Option<Unsettled> {
             says(Promise::GoesBack, format!("{} was taken back, and is still asked for", newest.version))
         }
         "AwaitingApproval" => says(Promise::ComesToAnEnd, "a stage waits for a person".to_owned()),
-        // An abort stops starts, and no bake.
         _ if newest.bakes() && !newest.stages.keys().any(|stage| bakes_for_ever(book, newest, stage)) => {
             says(Promise::ComesToAnEnd, "a stage is still watched at work".to_owned())
         }
@@ -222,16 +221,14 @@ fn bakes_for_ever(book: &Sight<'_>, rollout: &Rollout, stage: &str) -> bool {
             || (node.state() == State::UpgradeDone && node.ready && has_ready_driver(book, name))
     };
     let nobody = nodes_of(book, stage).all(|(_, node)| node.state() == State::UpgradeFailed);
-    let mut stages = book.world.moves.stages.iter().filter(|known| known.name == stage);
     let called_off =
         rollout.aborted_since.is_some() || (rollout.back_since.is_some() && !rollout.is_cleared());
-    let asks_nobody = called_off && stages.any(|stage| !stage.queries.is_empty());
     // In a fleet that has no node any more there is nobody to look at (seeds 19119, 25754).
     let deserted = says.is_some() && !book.world.nodes.values().any(|node| node.member);
     let told = says.is_some_and(|says| says.message.is_some());
     // A node that had failed was left out, and is not any more (seed 13683).
     let held = is_held(book, stage);
-    deserted || (told && (asks_nobody || nobody || held || !nodes_of(book, stage).all(in_service)))
+    deserted || (told && (called_off || nobody || held || !nodes_of(book, stage).all(in_service)))
 }
 
 /// Nobody is in service on whom a gate could be asked.
@@ -289,6 +286,7 @@ fn is_given_up(book: &Sight<'_>, name: &str, node: &Node) -> bool {
             Reason::NotInMatrix { .. }
                 | Reason::Condemned { .. }
                 | Reason::StageFailed { .. }
+                | Reason::StageClosed { .. }
                 | Reason::Aborted { .. }
         )
     };

@@ -34,7 +34,7 @@ pub(super) fn in_open_stages(world: &World, change: &Change<'_>, step: &Step<'_>
         return passes_when_done(world, change, name, (*old, new));
     }
     let (name, node) = we_start(change, step)?;
-    if world.moves.stages.is_empty() || node.is_retried() {
+    if world.moves.stages.is_empty() || node.is_asked_for() {
         return None;
     }
     let stages: BTreeSet<usize> = world.stages_at(name, change.at).collect();

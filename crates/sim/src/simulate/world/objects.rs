@@ -116,6 +116,11 @@ impl Node {
         self.walk().is_some_and(|walk| walk.attempts > 0)
     }
 
+    /// A person asked for this try.
+    pub fn is_asked_for(&self) -> bool {
+        self.walk().is_some_and(|walk| walk.by_hand)
+    }
+
     /// That, and it is out, or on its way.
     pub fn is_out_again(&self) -> bool {
         self.is_retried() && (self.out_since.is_some() || self.walks())
