@@ -11,11 +11,13 @@ use jiff::SignedDuration;
 
 use crate::action::{Action, DeleteWhy, NodePatch, PodRef, RestartDriver};
 use crate::api::{Previous, Refresh, RolloutPhase, StagePhase};
-use crate::contract::{AGENT_CORDON_ANNOTATION, GPU_DRIVER, HEALTH_HOLD_ANNOTATION, State, VISIT_ANNOTATION};
+use crate::contract::{
+    AGENT_CORDON_ANNOTATION, CANARY_LABEL, GPU_DRIVER, HEALTH_HOLD_ANNOTATION, State, VISIT_ANNOTATION,
+};
 use crate::health::Shield;
 use crate::names::{GateName, NodeName, PoolName, RevisionHash};
 use crate::plan::{Plan, PoolPlan, PoolStatus, uses_device};
-use crate::policy::{self, Pick, Policy, Pool, Stage};
+use crate::policy::{self, CANARY_STAGE, Pick, Policy, Pool, Stage};
 use crate::snapshot::{DaemonSet, Node, Object, Pod, Rollout, SetbackKind, Snapshot};
 use crate::version::DriverVersion;
 use crate::visit::{Visit, Walk};
@@ -410,7 +412,7 @@ fn goes_back(snapshot: &Snapshot, done: &PoolPlan) -> bool {
 }
 
 /// Starts of nodes without the labels of any stage that is open. Where stages are counted out, only a person could tell.
-/// A node without any driver, and one that was tried before, start whatever their stage.
+/// A node without any driver, and one that a person tries again, start whatever their stage.
 fn before_their_stage(
     snapshot: &Snapshot,
     policy: &Policy,
@@ -435,12 +437,20 @@ fn before_their_stage(
         Pick::Labelled(labels) => labels.iter().all(|(key, value)| node.labels().get(key) == Some(value)),
         Pick::First(_) | Pick::Rest => true,
     };
+    // Without stages the documented label makes one.
+    let is_canary = |node: &Node| node.mark(CANARY_LABEL) == Some("true");
+    let canaries = stages.is_empty() && members(snapshot, done).any(|(_, node)| is_canary(node));
+    let tried = said.iter().any(|said| said.name == CANARY_STAGE && said.phase == StagePhase::Passed);
+    let is_open = |node: &Node| match stages.is_empty() {
+        true => !canaries || tried || is_canary(node),
+        false => open.clone().any(|stage| takes(stage, node)),
+    };
     let by_hand = |node: &Node| node.walk_of(&policy.driver).is_some_and(|walk| walk.by_hand);
     let early = |name: &NodeName| {
         let node = snapshot.nodes.get(name).filter(|node| !by_hand(node));
-        node.is_some_and(|node| !open.clone().any(|stage| takes(stage, node)))
+        node.is_some_and(|node| !is_open(node))
     };
-    let early = starts(mine).filter(|(_, patch)| !stages.is_empty() && early(&patch.node));
+    let early = starts(mine).filter(|(_, patch)| early(&patch.node));
     let early = early.filter(|(_, patch)| !only_loads(snapshot, policy, done, &patch.node));
     early.map(|(i, patch)| (i, patch.node.clone())).collect()
 }

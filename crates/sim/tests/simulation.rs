@@ -320,6 +320,20 @@ fn a_node_that_loses_its_labels_for_a_moment_waits_for_its_driver() {
     keeps_its_promises(24, &Wish::default());
 }
 
+/// Clocks were set back during a pause, which took that time away from the driver's.
+#[test]
+fn a_clock_that_is_set_back_in_a_pause_takes_no_time_away() {
+    keeps_its_promises(9477, &Wish::default());
+}
+
+/// A version was put back in the moment in which a person cleared it (7092), and a pod was deleted while its machine went (6954).
+#[test]
+fn what_is_on_its_way_when_something_else_happens_is_judged_by_what_was_known() {
+    for seed in [6954, 7092] {
+        keeps_its_promises(seed, &Wish::default());
+    }
+}
+
 /// A start was on its way back while that ended, and arrived in a stage of the next rollout: nobody could know.
 #[test]
 fn a_start_may_arrive_when_its_way_back_is_over() {

@@ -321,6 +321,16 @@ fn nothing_starts_before_its_stage_is_open_or_on_a_version_that_was_taken_back()
 }
 
 #[test]
+fn the_documented_label_is_a_stage_too() {
+    let due = |name: &str| node(name).outdated().at(State::UpgradeRequired);
+    let mut fleet = Fleet::new().with(due("a").label("gpu-canary", "true")).with(due("b"));
+    assert_eq!(broken(&fleet, vec![start("a")]), []);
+    assert_eq!(broken(&fleet, vec![start("b")]), [(Promise::InOpenStages, "b".to_owned(), 0)]);
+    fleet.node_mut("b").set_label("gpu-canary", Some("true"));
+    assert_eq!(broken(&fleet, vec![start("b")]), []);
+}
+
+#[test]
 fn no_start_takes_more_of_a_group_out_than_agreed() {
     let zoned = |name: &str| node(name).outdated().at(State::UpgradeRequired).label("zone", "z");
     let fleet = || {
