@@ -99,13 +99,11 @@ fn verdict(
         None if late => {
             Verdict::Unjudged { why: Obstacle::NotStarted { says: "its job does not end".into() } }
         }
-        Some(Outcome::Succeeded { .. }) if job.is_before() => {
-            let taken = job.numbers(gate).map(|numbers| (SignedDuration::ZERO, numbers));
-            let message = "it reports no numbers".into();
-            taken.map_or(Verdict::Unjudged { why: Obstacle::SaysSo { message } }, |(took, numbers)| {
-                Verdict::Passed { took, numbers }
-            })
-        }
+        Some(Outcome::Succeeded { messages }) if job.is_before() => match job.numbers(gate) {
+            Some(numbers) => Verdict::Passed { took: SignedDuration::ZERO, numbers },
+            None if messages.is_empty() => Verdict::Unjudged { why: Obstacle::Vanished },
+            None => Verdict::Unjudged { why: Obstacle::SaysSo { message: "it reports no numbers".into() } },
+        },
         _ => judge(gate, before, job),
     }
 }

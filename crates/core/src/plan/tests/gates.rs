@@ -568,6 +568,38 @@ fn a_canary_whose_gate_cannot_judge_condemns_no_version() {
     assert_eq!(status(&fleet).phase, RolloutPhase::Done);
 }
 
+/// The Job says that it is complete, and somebody has deleted its pods before anybody saw what they report.
+fn lives_without_pods(fleet: &mut Fleet, seconds: i64) {
+    for _ in 0..seconds {
+        fleet.step();
+        fleet.snapshot.gate_pods.clear();
+    }
+}
+
+#[test]
+fn lost_numbers_are_no_bad_numbers_and_condemn_no_version() {
+    let bounds = json!([{"field": "gpus", "min": 8}]);
+    let gates = json!([{"name": "smoke", "preset": "smoke-training", "retries": 0, "bounds": bounds}]);
+    let canary = json!({"name": "canary", "count": 1, "bake": {"duration": "1h"}});
+    let rollout = json!({"gates": gates, "stages": [canary]});
+    let mut fleet =
+        Fleet::without_policy().driver_policy("gpu", policy(&rollout)).nodes(4, NodeSpec::outdated);
+    lives_without_pods(&mut fleet, 200);
+    assert_eq!(fleet.told("gpu-1 gate smoke After").len(), 3);
+    insta::assert_snapshot!(cause(&fleet, "gpu-1"), @"gate smoke could not judge: its Job ended and no pod is left that could tell how");
+    assert_eq!((status(&fleet).phase, status(&fleet).rollback), (RolloutPhase::Running, None));
+}
+
+#[test]
+fn a_sample_that_was_lost_is_taken_again() {
+    let mut fleet = gated(&ecc());
+    lives_without_pods(&mut fleet, 20);
+    assert_eq!(fleet.told("gpu-1 gate ecc-errors Before").len(), 1);
+    fleet.live(3600);
+    assert_eq!(fleet.told("gpu-1 gate ecc-errors Before").len(), 2);
+    assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeDone);
+}
+
 /// Two nodes that cannot start for now, in one zone of which one node may be out.
 fn zoned(more: &Value) -> Fleet {
     let mut rollout = json!({"gates": smoke()});
