@@ -238,7 +238,7 @@ fn a_stage_is_not_over_before_the_gates_at_its_end_have_passed() {
     let canary = status(&fleet).stages[0].clone();
     assert_eq!((canary.phase, fleet.verdict("gpu-2").state), (StagePhase::Proving, State::UpgradeRequired));
     assert!(canary.message.unwrap().starts_with("gate smoke: job gpu-operator/gate-smoke-"));
-    insta::assert_snapshot!(fleet.why("gpu-2"), @"stage fleet is not open yet: stage canary asks its gates; gate smoke: job gpu-operator/gate-smoke-a57d481dc65628a1-a1 is at work");
+    insta::assert_snapshot!(fleet.why("gpu-2"), @"stage fleet is not open yet: stage canary asks its gates; gate smoke: job gpu-operator/gate-smoke-71fa4db6a8793b6f-a1 is at work");
     fleet.gates.clear();
     fleet.forget_jobs();
     fleet.play();
@@ -696,4 +696,57 @@ fn a_stage_that_is_held_up_in_its_bake_is_still_watched() {
         fleet.live(60);
         assert_eq!(status(&fleet).stages[0].phase, StagePhase::Spoiled, "{promotion}");
     }
+}
+
+/// Both were proven together, then one of them got another driver: what was said is about one that is gone.
+#[test]
+fn a_stage_that_moves_again_asks_the_gates_at_its_end_again() {
+    let gates = json!([{"name": "joint", "preset": "distributed-training", "retries": 0}]);
+    let canary = json!({"name": "canary", "count": 2, "bake": {"duration": "48h"}});
+    let rollout = json!({"gates": gates, "stages": [canary], "onFailure": "Pause"});
+    for job_is_gone in [false, true] {
+        let mut fleet =
+            Fleet::without_policy().driver_policy("gpu", policy(&rollout)).nodes(4, NodeSpec::outdated);
+        fleet.live(60);
+        assert_eq!(
+            (status(&fleet).phase, said(&fleet, GateWhen::Stage)[0].passed),
+            (RolloutPhase::Baking, 1)
+        );
+        let key = keys("gpu").requested;
+        fleet.node_mut("gpu-2").annotations.insert(key, "true".to_owned());
+        fleet.crashes_on.insert("gpu-2".to_owned());
+        fleet.live(3600);
+        assert_eq!(status(&fleet).stages[0].phase, StagePhase::Failed);
+        assert!(said(&fleet, GateWhen::Stage).is_empty());
+        if job_is_gone {
+            fleet.forget_jobs();
+        }
+        fleet.crashes_on.clear();
+        fleet.gates.push(("joint", Sample::After, exits(1, "NCCL error")));
+        fleet.set_label("gpu-2", "upgrade-required");
+        fleet.live(3600);
+        assert_eq!(fleet.told("gpu-1 gpu-2 gate joint After 1 for stage canary").len(), 2);
+        assert_eq!(status(&fleet).stages[0].phase, StagePhase::Spoiled);
+    }
+}
+
+/// The stage moves for a moment, and the drivers that are looked at stay as they are.
+#[test]
+fn a_gate_at_work_at_the_end_of_a_stage_is_listened_to_also_when_a_node_joins() {
+    let mut fleet = gated(&json!([{"name": "joint", "preset": "distributed-training"}]));
+    fleet.gates.push(("joint", Sample::After, PodState::Open { waits: None }));
+    fleet.live(60);
+    fleet = fleet.with(node("gpu-0").labelled(State::Unknown));
+    let now = fleet.snapshot.now;
+    (fleet.driver_mut("gpu-0").created, fleet.driver_mut("gpu-0").ready) = (now, false);
+    fleet.live(60);
+    assert_eq!(status(&fleet).stages[0].phase, StagePhase::Moving);
+    fleet.driver_mut("gpu-0").ready = true;
+    fleet.live(60);
+    assert_eq!(status(&fleet).stages[0].phase, StagePhase::Proving);
+    let end = fleet.snapshot.now;
+    fleet.snapshot.gate_jobs.values_mut().for_each(|job| job.end = Some((end, JobEnd::Complete)));
+    fleet.snapshot.gate_pods.values_mut().for_each(|pod| pod.state = reports("{}"));
+    fleet.live(60);
+    assert_eq!((status(&fleet).phase, fleet.told("gate joint").len()), (RolloutPhase::Done, 1));
 }
