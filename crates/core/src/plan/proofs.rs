@@ -133,20 +133,26 @@ fn ask_at_end<'m, 'a>(
     wanted: usize,
     nodes: &[&'m Member<'a>],
 ) -> Result<(Said, Vec<&'m Member<'a>>), String> {
-    let mut attempt = 1;
+    let (mut attempt, mut before) = (1, Vec::new());
     // One that was asked is listened to, also where its nodes have been taken out of service meanwhile.
     if let Some((job, on)) = begun_at_end(view, gate, stage, nodes) {
         match gates::ask(view, gate, GateRun { attempt, ..job.run.clone() }, None) {
-            Said::Ask(again) => attempt = again.attempt,
+            Said::Ask(again) => (attempt, before) = (again.attempt, again.nodes),
             said => return Ok((said, on)),
         }
     }
     let fit = nodes.iter().copied().filter(|member| is_in_service(member) && !member.node.is_out());
-    let on: Vec<&Member<'_>> = fit.take(wanted).collect();
+    let mut on: Vec<&Member<'_>> = fit.collect();
     if on.len() < wanted {
         let (name, has) = (&gate.name, on.len());
         return Err(format!("gate {name} needs {wanted} nodes in service; the stage has {has}"));
     }
+    // Nobody is asked to leave for it, so it would wait in vain where there is work. The sort is stable: it stays where it was asked
+    // before, if it can, else it takes the first by name.
+    let is_used = |member: &Member<'_>| gate.needs_device() && view.users(member).next().is_some();
+    on.sort_by_cached_key(|member| (is_used(member), !before.contains(member.name)));
+    on.truncate(wanted);
+    on.sort_by_key(|member| member.name);
     let run = GateRun { attempt, ..run(view, gate, stage, names(&on), &at_end_with(&on)) };
     Ok((Said::Ask(Box::new(run)), on))
 }

@@ -750,3 +750,39 @@ fn a_gate_at_work_at_the_end_of_a_stage_is_listened_to_also_when_a_node_joins() 
     fleet.live(60);
     assert_eq!((status(&fleet).phase, fleet.told("gate joint").len()), (RolloutPhase::Done, 1));
 }
+
+/// Work waits for nobody, and nobody takes it off for a gate.
+#[test]
+fn a_gate_at_the_end_of_a_stage_goes_where_nobody_uses_the_device() {
+    let gates = json!([{"name": "joint", "preset": "distributed-training"}]);
+    let rollout = json!({"gates": gates});
+    let mut fleet =
+        Fleet::without_policy().driver_policy("gpu", policy(&rollout)).nodes(5, NodeSpec::outdated);
+    let ends = |fleet: &Fleet| fleet.snapshot.nodes.keys().all(|n| fleet.verdict(n.as_str()).in_sync);
+    assert!((0..60).any(|_| {
+        fleet.step();
+        ends(&fleet)
+    }));
+    for node in ["gpu-1", "gpu-3", "gpu-4"] {
+        fleet.put(&node.into(), pod(&format!("train-{node}")));
+    }
+    let stuck = Obstacle::NotScheduled { says: "0/5 nodes".into() };
+    fleet.gates.push(("joint", Sample::After, PodState::Failed { at: None, how: Outcome::NotRun(stuck) }));
+    fleet.settle();
+    let tries = [1, 2, 3].map(|attempt| format!("gpu-2 gpu-5 gate joint After {attempt} for stage fleet"));
+    assert_eq!(fleet.told("gate joint"), tries);
+}
+
+#[test]
+fn a_gate_that_got_no_place_looks_for_other_nodes_and_counts_its_tries() {
+    let gates = json!([{"name": "smoke", "preset": "smoke-training", "runs": "Stage"}]);
+    let mut fleet = gated(&gates);
+    fleet.gates.push(("smoke", Sample::After, PodState::Open { waits: None }));
+    fleet.live(60);
+    assert_eq!(fleet.told("gate smoke"), ["gpu-1 gate smoke After 1 for stage fleet"]);
+    fleet.put(&"gpu-1".into(), pod("train"));
+    fleet.live(3600);
+    let tries = [("gpu-1", 1), ("gpu-2", 2), ("gpu-2", 3)];
+    let tries = tries.map(|(node, attempt)| format!("{node} gate smoke After {attempt} for stage fleet"));
+    assert_eq!(fleet.told("gate smoke"), tries);
+}
