@@ -449,6 +449,29 @@ fn a_canary_that_came_by_itself_and_fails_its_gate_stops_everything() {
     assert_eq!(fleet.verdict("gpu-2").state, State::UpgradeRequired);
 }
 
+/// Nobody was asked to leave, so nobody knows how long it takes: a time would be a lie.
+#[test]
+fn who_came_by_itself_with_work_on_it_is_told_no_time_by_which_it_fails() {
+    let mut fleet = staged(&smoke(), "1h");
+    fleet.node_mut("gpu-1").ready = false;
+    fleet.live(60);
+    fleet.node_mut("gpu-1").ready = true;
+    fleet.put(&"gpu-1".into(), pod("train"));
+    comes_up(&mut fleet, "gpu-1");
+    fleet.live(10 * 3600);
+    insta::assert_snapshot!(fleet.why("gpu-1"), @"gate smoke waits until pod work/train has left the device");
+    assert_eq!(fleet.reason("gpu-1").until(), None);
+    // Its Job has all of its time, whatever the node has waited before.
+    fleet.remove_pods("gpu-1", |pod| &*pod.name.name == "train");
+    fleet.gates.push(("smoke", Sample::After, PodState::Open { waits: None }));
+    fleet.settle();
+    assert!(fleet.reason("gpu-1").until() > Some(fleet.snapshot.now));
+    fleet.gates.clear();
+    fleet.forget_jobs();
+    fleet.live(60);
+    assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeDone);
+}
+
 #[test]
 fn in_a_pool_without_stages_too_nobody_gets_past_the_gates() {
     let mut fleet = gated(&smoke()).with(node("gpu-3").outdated().pod(pod("shell").bare()));
