@@ -295,8 +295,8 @@ pub enum Reason {
     Validating {
         /// What is missing.
         found: Finding,
-        /// When that becomes a failure.
-        until: Timestamp,
+        /// When that becomes a failure. `None`: work on the device is waited for that nobody asked to leave.
+        until: Option<Timestamp>,
     },
     /// The policy says `autoUpgrade: false`.
     Paused,
@@ -531,14 +531,14 @@ impl Reason {
             | Reason::NodeNotReady { until }
             | Reason::NeedsReboot { until, .. }
             | Reason::WaitingForJobs { until, .. }
+            | Reason::Validating { until, .. }
             | Reason::PodsLeaving { until, .. }
             | Reason::PodStuck { until, .. }
             | Reason::BudgetBlocks { until, .. } => *until,
             Reason::Checkpointing { until, .. }
             | Reason::DriverStopping { until, .. }
             | Reason::DriverStarting { until, .. }
-            | Reason::ClientsComeBack { until, .. }
-            | Reason::Validating { until, .. } => Some(*until),
+            | Reason::ClientsComeBack { until, .. } => Some(*until),
             Reason::ApiError { retry_at, .. } => Some(*retry_at),
             Reason::WindowClosed { opens, .. } => *opens,
             _ => None,

@@ -114,7 +114,7 @@ pub struct GateJob {
 pub enum Outcome {
     /// Every pod exited with 0.
     Succeeded {
-        /// What each of them reports.
+        /// What each of them reports. Empty: no pod is left that could tell.
         messages: Vec<Box<str>>,
     },
     /// A container exited with something else.
@@ -247,7 +247,7 @@ impl JobFacts {
     }
 }
 
-/// What a Job's end means without any pod to tell more. A gate that wants numbers will miss them.
+/// What a Job's end means without any pod to tell more. A gate that wants numbers cannot be judged by it.
 fn without_pods(end: JobEnd) -> Outcome {
     match end {
         JobEnd::Complete => Outcome::Succeeded { messages: Vec::new() },

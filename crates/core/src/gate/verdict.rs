@@ -149,8 +149,9 @@ pub fn judge(gate: &Gate, before: Option<&Numbers>, after: &GateJob) -> Verdict 
                     Err(why) => return failed(why, message, Numbers::new()),
                 }
             }
+            // Its exit code is known, its numbers are not: nobody knows what they were.
             if samples.is_empty() && !gate.bounds.is_empty() {
-                return failed(Why::NoOutput, "", Numbers::new());
+                return Verdict::Unjudged { why: Obstacle::Vanished };
             }
             if unjudged {
                 return Verdict::Unjudged { why: Obstacle::NoBefore };
@@ -288,7 +289,7 @@ mod tests {
         ] {
             assert_eq!(why(judge(&gate, None, &said(&[message]))), sentence, "{message}");
         }
-        assert_eq!(why(judge(&gate, None, &said(&[]))), Why::NoOutput.to_string());
+        assert_eq!(judge(&gate, None, &said(&[])), Verdict::Unjudged { why: Obstacle::Vanished });
         assert!(matches!(judge(&gate, None, &said(&[r#"{"loss": 1}"#])), Verdict::Passed { .. }));
     }
 

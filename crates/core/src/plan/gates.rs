@@ -99,13 +99,11 @@ fn verdict(
         None if late => {
             Verdict::Unjudged { why: Obstacle::NotStarted { says: "its job does not end".into() } }
         }
-        Some(Outcome::Succeeded { .. }) if job.is_before() => {
-            let taken = job.numbers(gate).map(|numbers| (SignedDuration::ZERO, numbers));
-            let message = "it reports no numbers".into();
-            taken.map_or(Verdict::Unjudged { why: Obstacle::SaysSo { message } }, |(took, numbers)| {
-                Verdict::Passed { took, numbers }
-            })
-        }
+        Some(Outcome::Succeeded { messages }) if job.is_before() => match job.numbers(gate) {
+            Some(numbers) => Verdict::Passed { took: SignedDuration::ZERO, numbers },
+            None if messages.is_empty() => Verdict::Unjudged { why: Obstacle::Vanished },
+            None => Verdict::Unjudged { why: Obstacle::SaysSo { message: "it reports no numbers".into() } },
+        },
         _ => judge(gate, before, job),
     }
 }
@@ -234,10 +232,10 @@ pub(super) fn prove(
         && gate.needs_device()
         && let Some(user) = view.users(member).next()
     {
-        // Nobody was asked to leave, so it is waited for.
+        // Nobody was asked to leave, so it is waited for, however long that takes.
         let what = format!("gate {} waits until pod {} has left the device", gate.name, user.name);
         let found = Finding::about(&user.name, what);
-        return Some(Decision::stay(Reason::Validating { found, until }));
+        return Some(Decision::stay(Reason::Validating { found, until: None }));
     }
     let run = run_on(member, visit, gate, pod, Sample::After);
     let note = walk.gates.get(&gate.name).cloned().unwrap_or_default();
@@ -251,7 +249,7 @@ pub(super) fn prove(
         }
         Said::Failed { why, log } => fail(view, member, walk, says_no(gate, why, log)),
         Said::Unjudged { why } => fail(view, member, walk, cannot_say(gate, why, "")),
-        Said::Runs(runs) => wait(gate, &runs, &runs.says(), runs.until.min(until)),
+        Said::Runs(runs) => wait(gate, &runs, &runs.says(), runs.until),
         Said::Ask(run) => start(view, member, walk, gate, &run, until),
     })
 }
@@ -308,7 +306,7 @@ fn start(
     until: Timestamp,
 ) -> Decision {
     let found = |what: String| Finding::plain(format!("gate {} {what}", gate.name));
-    let starts = || Reason::Validating { found: found("is about to start".to_owned()), until };
+    let starts = || Reason::Validating { found: found("is about to start".to_owned()), until: Some(until) };
     match make(view, gate, run, &[member], KEPT) {
         Make::Now(action) => Decision::act(starts(), *action),
         Make::UnderWay => Decision::stay(starts()),
@@ -317,7 +315,7 @@ fn start(
             fail(view, member, walk, cannot_say(gate, why, ""))
         }
         Make::At(retry_at, what) => {
-            let reason = Reason::Validating { found: found(format!("waits: {what}")), until };
+            let reason = Reason::Validating { found: found(format!("waits: {what}")), until: Some(until) };
             Decision { wake_at: Some(retry_at.min(until)), ..Decision::stay(reason) }
         }
     }
@@ -325,7 +323,10 @@ fn start(
 
 fn wait(gate: &Gate, runs: &Runs, says: &str, until: Timestamp) -> Decision {
     let found = Finding::plain(format!("gate {}: {says}", gate.name));
-    Decision { wake_at: Some(runs.wakes()), ..Decision::stay(Reason::Validating { found, until }) }
+    Decision {
+        wake_at: Some(runs.wakes()),
+        ..Decision::stay(Reason::Validating { found, until: Some(until) })
+    }
 }
 
 /// The driver did not stand a gate.

@@ -143,7 +143,7 @@ pub(super) fn wait(view: &View<'_>, member: &Member<'_>, walk: &Walk, found: Fin
     if ran_out(view, until) {
         return fail(view, member, walk, Cause::NotValidated { found, seconds: limit.as_secs() });
     }
-    Decision::stay(Reason::Validating { found, until })
+    Decision::stay(Reason::Validating { found, until: Some(until) })
 }
 
 /// The stronger opt-out silences the conditions, so it is lifted while the node is still cordoned; then they are awaited.

@@ -9,7 +9,7 @@ use super::members::{Freshness, Member};
 use super::patch::ends_with;
 use super::pool::View;
 use crate::action::{Action, Event};
-use crate::api::{GateStatus, GateWhen, StageStatus, stamp};
+use crate::api::{GateStatus, GateWhen, StagePhase, StageStatus, stamp};
 use crate::contract::State;
 use crate::gate::{Gate, GateRun, JobFacts, KEPT, Numbers, Sample, Verdict};
 use crate::names::{GateName, NodeName};
@@ -88,32 +88,20 @@ pub(super) fn at_end(
         if said.is_some_and(|said| said.passed > 0) {
             continue;
         }
-        let fit = nodes.iter().copied().filter(|member| is_in_service(member) && !member.node.is_out());
-        let fit: Vec<&Member<'_>> = fit.take(wanted as usize).collect();
-        // One that was asked is listened to, whatever has become of its nodes meanwhile.
-        let begun = asked_before(view, gate, &stage, END).max_by_key(|job| (job.created, &job.name));
-        let said = begun.map(|job| gates::ask(view, gate, GateRun { attempt: 1, ..job.run.clone() }, None));
-        let said = said.filter(|said| !matches!(said, Said::Ask(_)));
-        if said.is_none() && fit.len() < wanted as usize {
-            let has = fit.len();
-            return End::Waits(format!("gate {name} needs {wanted} nodes in service; the stage has {has}"));
-        }
-        let names: Vec<NodeName> = match begun.filter(|_| said.is_some()) {
-            Some(job) => job.run.nodes.clone(),
-            None => fit.iter().map(|member| member.name.clone()).collect(),
+        let (said, on) = match ask_at_end(view, gate, &stage, wanted as usize, nodes) {
+            Ok(heard) => heard,
+            Err(too_few) => return End::Waits(too_few),
         };
-        let said =
-            said.unwrap_or_else(|| gates::ask(view, gate, run(view, gate, &stage, names.clone(), END), None));
         match said {
             Said::Passed { took, .. } => {
                 let message = format!("Gate {name} passed in {took:#} at the end of stage {stage}");
-                asked.tell(view, &names, false, &message);
+                asked.tell(view, &names(&on), false, &message);
                 entry(status, name, GateWhen::Stage).pass(now(), took.as_secs());
             }
             Said::Failed { why, log } => {
                 let message = format!("gate {name} {why}");
                 let told = format!("Gate {name} at the end of stage {stage} {why}{}", ends_with(&log));
-                asked.tell(view, &names, true, &told);
+                asked.tell(view, &names(&on), true, &told);
                 entry(status, name, GateWhen::Stage).fail(now(), why, &log);
                 return End::Failed(message);
             }
@@ -126,7 +114,7 @@ pub(super) fn at_end(
                 return End::Waits(format!("gate {name}: {}", runs.says()));
             }
             Said::Ask(run) => {
-                let refused = asked.make(view, gate, &run, &fit, KEPT);
+                let refused = asked.make(view, gate, &run, &on, KEPT);
                 return End::Waits(
                     refused
                         .map_or(format!("gate {name} is asked"), |what| format!("gate {name} waits: {what}")),
@@ -135,6 +123,61 @@ pub(super) fn at_end(
         }
     }
     End::Passed
+}
+
+/// What a gate at the end of a stage says, and of which nodes; a sentence, if too few of them can be asked.
+fn ask_at_end<'m, 'a>(
+    view: &View<'_>,
+    gate: &Gate,
+    stage: &str,
+    wanted: usize,
+    nodes: &[&'m Member<'a>],
+) -> Result<(Said, Vec<&'m Member<'a>>), String> {
+    let (mut attempt, mut before) = (1, Vec::new());
+    // One that was asked is listened to, also where its nodes have been taken out of service meanwhile.
+    if let Some((job, on)) = begun_at_end(view, gate, stage, nodes) {
+        match gates::ask(view, gate, GateRun { attempt, ..job.run.clone() }, None) {
+            Said::Ask(again) => (attempt, before) = (again.attempt, again.nodes),
+            said => return Ok((said, on)),
+        }
+    }
+    let fit = nodes.iter().copied().filter(|member| is_in_service(member) && !member.node.is_out());
+    let mut on: Vec<&Member<'_>> = fit.collect();
+    if on.len() < wanted {
+        let (name, has) = (&gate.name, on.len());
+        return Err(format!("gate {name} needs {wanted} nodes in service; the stage has {has}"));
+    }
+    // Nobody is asked to leave for it, so it would wait in vain where there is work. The sort is stable: it stays where it was asked
+    // before, if it can, else it takes the first by name.
+    let is_used = |member: &Member<'_>| gate.needs_device() && view.users(member).next().is_some();
+    on.sort_by_cached_key(|member| (is_used(member), !before.contains(member.name)));
+    on.truncate(wanted);
+    on.sort_by_key(|member| member.name);
+    let run = GateRun { attempt, ..run(view, gate, stage, names(&on), &at_end_with(&on)) };
+    Ok((Said::Ask(Box::new(run)), on))
+}
+
+/// The newest Job of a gate at the end of a stage, with its nodes. Drivers that came after it were never looked at: the stage has
+/// moved since then, and what such a Job says does not count.
+fn begun_at_end<'j, 'm, 'a>(
+    view: &View<'j>,
+    gate: &'j Gate,
+    stage: &'j str,
+    nodes: &[&'m Member<'a>],
+) -> Option<(&'j JobFacts, Vec<&'m Member<'a>>)> {
+    let seen = |job: &JobFacts, name: &NodeName| {
+        let member = nodes.iter().copied().find(|member| member.name == name)?;
+        member.pod.is_some_and(|pod| pod.created <= job.created).then_some(member)
+    };
+    let on = |job: &'j JobFacts| {
+        let on: Option<Vec<_>> = job.run.nodes.iter().map(|name| seen(job, name)).collect();
+        Some((job, on?))
+    };
+    asked_before(view, gate, stage, END).filter_map(on).max_by_key(|(job, _)| (job.created, &job.name))
+}
+
+fn names(nodes: &[&Member<'_>]) -> Vec<NodeName> {
+    nodes.iter().map(|member| member.name.clone()).collect()
 }
 
 /// What the gates that are repeated during a bake say.
@@ -291,9 +334,15 @@ pub(super) fn count_rounds(
     }
 }
 
-/// What gates have said on the nodes of a stage. What was said at its end or in its bake stays as it was.
+/// What gates have said on the nodes of a stage. What was said in its bake stays as it was, and what was said at its end until it
+/// moves again: that was about other drivers.
 pub(super) fn tally(view: &View<'_>, status: &mut StageStatus, nodes: &[&Member<'_>]) {
-    status.gates.retain(|gate| gate.when != GateWhen::Node);
+    let moves = matches!(status.phase, StagePhase::Moving | StagePhase::Failed);
+    status.gates.retain(|gate| match gate.when {
+        GateWhen::Node => false,
+        GateWhen::Stage => !moves,
+        GateWhen::Bake => true,
+    });
     status.gates.extend(said_on(view, nodes));
     status.gates.sort_by(|a, b| (a.when, &a.name).cmp(&(b.when, &b.name)));
 }
@@ -337,8 +386,14 @@ fn is_in_service(member: &Member<'_>) -> bool {
     done && !member.unproven && member.node.ready
 }
 
-/// What gates at the end of a stage are about.
+/// What gates at the end of a stage are about: the first word of it.
 const END: &str = "end";
+
+/// The same with these drivers, of which the youngest tells when others have come: then another Job is made.
+fn at_end_with(nodes: &[&Member<'_>]) -> String {
+    let created = nodes.iter().filter_map(|member| Some(member.pod?.created.as_second()));
+    format!("{END} {}", created.max().unwrap_or_default())
+}
 
 /// What gates that are repeated in a bake are about. A stage may bake again, with other drivers: what was said in the bake
 /// before says nothing of these. The round comes behind it.

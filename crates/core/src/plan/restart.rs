@@ -195,7 +195,7 @@ fn after_gates(
 fn gate_at_work(view: &View<'_>, member: &Member<'_>, until: Timestamp) -> Option<Decision> {
     let gate = gates::at_work(view, member)?;
     let found = Finding::about(&gate.name, format!("pod {} of a gate is still at work", gate.name));
-    Some(Decision::stay(Reason::Validating { found, until }))
+    Some(Decision::stay(Reason::Validating { found, until: Some(until) }))
 }
 
 /// Something uses the device: what tolerates the cordon came back, or it never had to leave because the driver was

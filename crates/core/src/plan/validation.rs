@@ -45,7 +45,7 @@ pub(super) fn step(view: &View<'_>, member: &Member<'_>, (visit, walk): (&Visit,
     if ran_out(view, until) {
         return fail(view, member, walk, Cause::NotValidated { found, seconds: limit.as_secs() });
     }
-    let reason = Reason::Validating { found, until };
+    let reason = Reason::Validating { found, until: Some(until) };
     let Some(pod) = stale else { return Decision::stay(reason) };
     let object = Object::Pod(pod.name.clone());
     if view.snapshot.is_busy(&object) {

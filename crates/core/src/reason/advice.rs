@@ -108,23 +108,13 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
             all.extend(leave_out(about));
             all
         }
+        Reason::Validating { found: Finding { about: Some(pod), .. }, until: None } => {
+            vec![see_pod(pod), take_off(pod)]
+        }
         Reason::ClientsComeBack { found, .. } | Reason::Validating { found, .. } => {
             see_validator(about, found)
         }
-        Reason::ClientsStale { found, remedy } => {
-            let mut all = see_validator(about, found);
-            match (remedy, &found.about) {
-                (super::Remedy::Command, _) => {
-                    all.push(to("replace it", format!("pitcrew refresh-clients --node {node}")));
-                }
-                (super::Remedy::Hand, Some(pod)) => {
-                    let delete = format!("kubectl -n {} delete pod {}", pod.namespace, pod.name);
-                    all.push(to("replace it", delete).but("it comes back from the newer template"));
-                }
-                _ => {}
-            }
-            all
-        }
+        Reason::ClientsStale { found, remedy } => replace_client(about, found, *remedy),
         Reason::Paused => resume(about),
         Reason::Failed { cause } => after_failure(about, cause),
         Reason::FailedWithoutRecord => vec![see_events(about), to("try again", pitcrew(about, "retry", ""))],
@@ -201,6 +191,10 @@ fn list_version(about: &About<'_>, unlisted: &Unlisted) -> Vec<Advice> {
 
 fn see_pod(pod: &ObjectName) -> Advice {
     to("see the pod", format!("kubectl -n {} describe pod {}", pod.namespace, pod.name))
+}
+
+fn take_off(pod: &ObjectName) -> Advice {
+    to("take it off", format!("kubectl -n {} delete pod {}", pod.namespace, pod.name))
 }
 
 fn see_logs(pod: &ObjectName) -> Advice {
@@ -319,8 +313,7 @@ fn open_budget(
     let relaxed = json!({"spec": {"minAvailable": null, "maxUnavailable": 1}});
     let relax = format!("kubectl -n {namespace} patch pdb {name} --type=merge -p '{relaxed}'");
     all.push(to("relax it", relax));
-    let delete = to("take it off", format!("kubectl -n {namespace} delete pod {}", pod.name));
-    all.push(delete.but("past the budget: what it protects is interrupted"));
+    all.push(take_off(pod).but("past the budget: what it protects is interrupted"));
     all
 }
 
@@ -349,9 +342,8 @@ fn allow_eviction(about: &About<'_>, found: &Finding) -> Vec<Advice> {
         };
         all.push(to("allow it", patch_policy(about, option(remedy.option()))).but(price));
     }
-    let delete = to("take it off", format!("kubectl -n {} delete pod {}", pod.namespace, pod.name));
     if !about.pod(pod).is_some_and(Pod::is_daemon) {
-        all.push(delete);
+        all.push(take_off(pod));
     }
     all
 }
@@ -390,6 +382,21 @@ fn see_validator(about: &About<'_>, found: &Finding) -> Vec<Advice> {
     }
     let command = format!("kubectl get pods -A -o wide --field-selector spec.nodeName={}", about.node);
     vec![to("see its pods", command)]
+}
+
+fn replace_client(about: &About<'_>, found: &Finding, remedy: super::Remedy) -> Vec<Advice> {
+    let mut all = see_validator(about, found);
+    match (remedy, &found.about) {
+        (super::Remedy::Command, _) => {
+            all.push(to("replace it", format!("pitcrew refresh-clients --node {}", about.node)));
+        }
+        (super::Remedy::Hand, Some(pod)) => {
+            let delete = format!("kubectl -n {} delete pod {}", pod.namespace, pod.name);
+            all.push(to("replace it", delete).but("it comes back from the newer template"));
+        }
+        _ => {}
+    }
+    all
 }
 
 fn resume(about: &About<'_>) -> Vec<Advice> {

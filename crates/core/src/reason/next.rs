@@ -132,6 +132,9 @@ pub fn next(about: &About<'_>) -> Option<Next> {
         Reason::CannotBeEmptied { .. } => {
             "starts when that pod has gone, or the policy allows to evict it".to_owned()
         }
+        Reason::Validating { until: None, .. } => {
+            "goes on when it has left the device; nobody evicts it, and nothing limits that time".to_owned()
+        }
         Reason::NoDriverPod { until: Some(_), .. }
         | Reason::NodeNotReady { until: Some(_) }
         | Reason::DriverStopping { .. }

@@ -285,6 +285,11 @@ fn during_a_visit() -> Vec<Case> {
             "no validator",
             but(only(validate()), |f| f.remove_pods("n", |p| p.name.name.contains("validator"))),
         ),
+        (
+            "work is on the device that a gate needs",
+            moving_by(json!({}), json!({"gates": [{"name": "smoke", "preset": "smoke-training"}]}))
+                .with(validate().visit(|visit| visit.early = true).pod(pod("train"))),
+        ),
         ("half a driver", but(only(restart().annotation(NEEDS_REBOOT_ANNOTATION, HALF)), not_ready)),
         (
             "somebody wants a reboot on a visit",

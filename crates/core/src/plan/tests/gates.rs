@@ -238,7 +238,7 @@ fn a_stage_is_not_over_before_the_gates_at_its_end_have_passed() {
     let canary = status(&fleet).stages[0].clone();
     assert_eq!((canary.phase, fleet.verdict("gpu-2").state), (StagePhase::Proving, State::UpgradeRequired));
     assert!(canary.message.unwrap().starts_with("gate smoke: job gpu-operator/gate-smoke-"));
-    insta::assert_snapshot!(fleet.why("gpu-2"), @"stage fleet is not open yet: stage canary asks its gates; gate smoke: job gpu-operator/gate-smoke-a57d481dc65628a1-a1 is at work");
+    insta::assert_snapshot!(fleet.why("gpu-2"), @"stage fleet is not open yet: stage canary asks its gates; gate smoke: job gpu-operator/gate-smoke-71fa4db6a8793b6f-a1 is at work");
     fleet.gates.clear();
     fleet.forget_jobs();
     fleet.play();
@@ -449,6 +449,29 @@ fn a_canary_that_came_by_itself_and_fails_its_gate_stops_everything() {
     assert_eq!(fleet.verdict("gpu-2").state, State::UpgradeRequired);
 }
 
+/// Nobody was asked to leave, so nobody knows how long it takes: a time would be a lie.
+#[test]
+fn who_came_by_itself_with_work_on_it_is_told_no_time_by_which_it_fails() {
+    let mut fleet = staged(&smoke(), "1h");
+    fleet.node_mut("gpu-1").ready = false;
+    fleet.live(60);
+    fleet.node_mut("gpu-1").ready = true;
+    fleet.put(&"gpu-1".into(), pod("train"));
+    comes_up(&mut fleet, "gpu-1");
+    fleet.live(10 * 3600);
+    insta::assert_snapshot!(fleet.why("gpu-1"), @"gate smoke waits until pod work/train has left the device");
+    assert_eq!(fleet.reason("gpu-1").until(), None);
+    // Its Job has all of its time, whatever the node has waited before.
+    fleet.remove_pods("gpu-1", |pod| &*pod.name.name == "train");
+    fleet.gates.push(("smoke", Sample::After, PodState::Open { waits: None }));
+    fleet.settle();
+    assert!(fleet.reason("gpu-1").until() > Some(fleet.snapshot.now));
+    fleet.gates.clear();
+    fleet.forget_jobs();
+    fleet.live(60);
+    assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeDone);
+}
+
 #[test]
 fn in_a_pool_without_stages_too_nobody_gets_past_the_gates() {
     let mut fleet = gated(&smoke()).with(node("gpu-3").outdated().pod(pod("shell").bare()));
@@ -568,6 +591,38 @@ fn a_canary_whose_gate_cannot_judge_condemns_no_version() {
     assert_eq!(status(&fleet).phase, RolloutPhase::Done);
 }
 
+/// The Job says that it is complete, and somebody has deleted its pods before anybody saw what they report.
+fn lives_without_pods(fleet: &mut Fleet, seconds: i64) {
+    for _ in 0..seconds {
+        fleet.step();
+        fleet.snapshot.gate_pods.clear();
+    }
+}
+
+#[test]
+fn lost_numbers_are_no_bad_numbers_and_condemn_no_version() {
+    let bounds = json!([{"field": "gpus", "min": 8}]);
+    let gates = json!([{"name": "smoke", "preset": "smoke-training", "retries": 0, "bounds": bounds}]);
+    let canary = json!({"name": "canary", "count": 1, "bake": {"duration": "1h"}});
+    let rollout = json!({"gates": gates, "stages": [canary]});
+    let mut fleet =
+        Fleet::without_policy().driver_policy("gpu", policy(&rollout)).nodes(4, NodeSpec::outdated);
+    lives_without_pods(&mut fleet, 200);
+    assert_eq!(fleet.told("gpu-1 gate smoke After").len(), 3);
+    insta::assert_snapshot!(cause(&fleet, "gpu-1"), @"gate smoke could not judge: its Job ended and no pod is left that could tell how");
+    assert_eq!((status(&fleet).phase, status(&fleet).rollback), (RolloutPhase::Running, None));
+}
+
+#[test]
+fn a_sample_that_was_lost_is_taken_again() {
+    let mut fleet = gated(&ecc());
+    lives_without_pods(&mut fleet, 20);
+    assert_eq!(fleet.told("gpu-1 gate ecc-errors Before").len(), 1);
+    fleet.live(3600);
+    assert_eq!(fleet.told("gpu-1 gate ecc-errors Before").len(), 2);
+    assert_eq!(fleet.verdict("gpu-1").state, State::UpgradeDone);
+}
+
 /// Two nodes that cannot start for now, in one zone of which one node may be out.
 fn zoned(more: &Value) -> Fleet {
     let mut rollout = json!({"gates": smoke()});
@@ -664,4 +719,93 @@ fn a_stage_that_is_held_up_in_its_bake_is_still_watched() {
         fleet.live(60);
         assert_eq!(status(&fleet).stages[0].phase, StagePhase::Spoiled, "{promotion}");
     }
+}
+
+/// Both were proven together, then one of them got another driver: what was said is about one that is gone.
+#[test]
+fn a_stage_that_moves_again_asks_the_gates_at_its_end_again() {
+    let gates = json!([{"name": "joint", "preset": "distributed-training", "retries": 0}]);
+    let canary = json!({"name": "canary", "count": 2, "bake": {"duration": "48h"}});
+    let rollout = json!({"gates": gates, "stages": [canary], "onFailure": "Pause"});
+    for job_is_gone in [false, true] {
+        let mut fleet =
+            Fleet::without_policy().driver_policy("gpu", policy(&rollout)).nodes(4, NodeSpec::outdated);
+        fleet.live(60);
+        assert_eq!(
+            (status(&fleet).phase, said(&fleet, GateWhen::Stage)[0].passed),
+            (RolloutPhase::Baking, 1)
+        );
+        let key = keys("gpu").requested;
+        fleet.node_mut("gpu-2").annotations.insert(key, "true".to_owned());
+        fleet.crashes_on.insert("gpu-2".to_owned());
+        fleet.live(3600);
+        assert_eq!(status(&fleet).stages[0].phase, StagePhase::Failed);
+        assert!(said(&fleet, GateWhen::Stage).is_empty());
+        if job_is_gone {
+            fleet.forget_jobs();
+        }
+        fleet.crashes_on.clear();
+        fleet.gates.push(("joint", Sample::After, exits(1, "NCCL error")));
+        fleet.set_label("gpu-2", "upgrade-required");
+        fleet.live(3600);
+        assert_eq!(fleet.told("gpu-1 gpu-2 gate joint After 1 for stage canary").len(), 2);
+        assert_eq!(status(&fleet).stages[0].phase, StagePhase::Spoiled);
+    }
+}
+
+/// The stage moves for a moment, and the drivers that are looked at stay as they are.
+#[test]
+fn a_gate_at_work_at_the_end_of_a_stage_is_listened_to_also_when_a_node_joins() {
+    let mut fleet = gated(&json!([{"name": "joint", "preset": "distributed-training"}]));
+    fleet.gates.push(("joint", Sample::After, PodState::Open { waits: None }));
+    fleet.live(60);
+    fleet = fleet.with(node("gpu-0").labelled(State::Unknown));
+    let now = fleet.snapshot.now;
+    (fleet.driver_mut("gpu-0").created, fleet.driver_mut("gpu-0").ready) = (now, false);
+    fleet.live(60);
+    assert_eq!(status(&fleet).stages[0].phase, StagePhase::Moving);
+    fleet.driver_mut("gpu-0").ready = true;
+    fleet.live(60);
+    assert_eq!(status(&fleet).stages[0].phase, StagePhase::Proving);
+    let end = fleet.snapshot.now;
+    fleet.snapshot.gate_jobs.values_mut().for_each(|job| job.end = Some((end, JobEnd::Complete)));
+    fleet.snapshot.gate_pods.values_mut().for_each(|pod| pod.state = reports("{}"));
+    fleet.live(60);
+    assert_eq!((status(&fleet).phase, fleet.told("gate joint").len()), (RolloutPhase::Done, 1));
+}
+
+/// Work waits for nobody, and nobody takes it off for a gate.
+#[test]
+fn a_gate_at_the_end_of_a_stage_goes_where_nobody_uses_the_device() {
+    let gates = json!([{"name": "joint", "preset": "distributed-training"}]);
+    let rollout = json!({"gates": gates});
+    let mut fleet =
+        Fleet::without_policy().driver_policy("gpu", policy(&rollout)).nodes(5, NodeSpec::outdated);
+    let ends = |fleet: &Fleet| fleet.snapshot.nodes.keys().all(|n| fleet.verdict(n.as_str()).in_sync);
+    assert!((0..60).any(|_| {
+        fleet.step();
+        ends(&fleet)
+    }));
+    for node in ["gpu-1", "gpu-3", "gpu-4"] {
+        fleet.put(&node.into(), pod(&format!("train-{node}")));
+    }
+    let stuck = Obstacle::NotScheduled { says: "0/5 nodes".into() };
+    fleet.gates.push(("joint", Sample::After, PodState::Failed { at: None, how: Outcome::NotRun(stuck) }));
+    fleet.settle();
+    let tries = [1, 2, 3].map(|attempt| format!("gpu-2 gpu-5 gate joint After {attempt} for stage fleet"));
+    assert_eq!(fleet.told("gate joint"), tries);
+}
+
+#[test]
+fn a_gate_that_got_no_place_looks_for_other_nodes_and_counts_its_tries() {
+    let gates = json!([{"name": "smoke", "preset": "smoke-training", "runs": "Stage"}]);
+    let mut fleet = gated(&gates);
+    fleet.gates.push(("smoke", Sample::After, PodState::Open { waits: None }));
+    fleet.live(60);
+    assert_eq!(fleet.told("gate smoke"), ["gpu-1 gate smoke After 1 for stage fleet"]);
+    fleet.put(&"gpu-1".into(), pod("train"));
+    fleet.live(3600);
+    let tries = [("gpu-1", 1), ("gpu-2", 2), ("gpu-2", 3)];
+    let tries = tries.map(|(node, attempt)| format!("{node} gate smoke After {attempt} for stage fleet"));
+    assert_eq!(fleet.told("gate smoke"), tries);
 }
