@@ -441,9 +441,9 @@ fn before_their_stage(
     let is_canary = |node: &Node| node.mark(CANARY_LABEL) == Some("true");
     let canaries = stages.is_empty() && members(snapshot, done).any(|(_, node)| is_canary(node));
     let tried = said.iter().any(|said| said.name == CANARY_STAGE && said.phase == StagePhase::Passed);
-    let is_open = |node: &Node| match stages.is_empty() {
-        true => !canaries || tried || is_canary(node),
-        false => open.clone().any(|stage| takes(stage, node)),
+    let is_open = |node: &Node| {
+        let of_the_label = stages.is_empty() && (!canaries || tried || is_canary(node));
+        of_the_label || open.clone().any(|stage| takes(stage, node))
     };
     let by_hand = |node: &Node| node.walk_of(&policy.driver).is_some_and(|walk| walk.by_hand);
     let early = |name: &NodeName| {
