@@ -94,7 +94,9 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
     /// Finds out how far the start before this one was.
     async fn begin(agent: &'a Agent<'b, H>, node: Node) -> Result<Self, Failure> {
         let boot = journal::boot_id(agent.host).await?;
-        let (left, stage) = unload::found(agent.host, &agent.settings.paths, &boot).await?;
+        let found = unload::found(agent.host, &agent.settings.paths, &boot).await?;
+        let half = unload::is_half_by_the_node(&found, &node, &boot);
+        let (left, stage) = if half { (Left::Half, None) } else { found };
         if left == Left::Nothing && matches!(stage, Some(Stage::Unloading(_))) {
             // The last start was killed before it could note that.
             journal::write(agent.host, &agent.settings.paths.journal, &boot, Stage::Unloaded).await?;

@@ -131,6 +131,44 @@ async fn why_half_a_driver_needs_a_reboot_outlives_starts_that_fail_for_somethin
 }
 
 #[tokio::test(start_paused = true)]
+async fn half_a_driver_whose_note_is_gone_is_still_half_a_driver_in_the_same_boot() {
+    const NOTE: &str = "/run/nvidia/pitcrew-unload.json";
+    for note in [None, Some(""), Some("{\"boot\":\"boot-1\",\"sta")] {
+        let mut stage = Stage::new(with_driver()).await;
+        wants(&mut stage, "new");
+        stage.host.change(|machine| machine.grabbed = Some(("nvidia_uvm".to_owned(), "nvidia".to_owned())));
+        assert_eq!(stage.uninstall().await.unwrap_err().exit_code(), NEEDS_REBOOT);
+        // Somebody tidies up `/run/nvidia`, or spoils what is there.
+        stage.host.change(|machine| {
+            machine.files.remove("/run/nvidia/nvidia-driver.state");
+            machine.files.remove(NOTE);
+            if let Some(text) = note {
+                machine.file(NOTE, text);
+            }
+        });
+        let failure = stage.uninstall().await.unwrap_err();
+        assert_eq!(failure.exit_code(), NEEDS_REBOOT, "{note:?}: {}", failure.sentence());
+        assert!(stage.is_cordoned().await && stage.paused().await.len() == 3, "{note:?}");
+        assert!(stage.node().await.annotations().contains_key(NEEDS_REBOOT_ANNOTATION), "{note:?}");
+        // Nor does what looks like a driver that is up give the node back.
+        stage.host.change(|machine| {
+            machine.mounts.push("/run/nvidia/driver".to_owned());
+            machine.file("/run/nvidia/validations/.driver-ctr-ready", "");
+        });
+        let failure = stage.finish(Duration::from_mins(1)).await.unwrap_err();
+        assert!(failure.sentence().contains("half of the old one"), "{note:?}: {}", failure.sentence());
+        assert!(stage.is_cordoned().await, "{note:?}");
+        // Its holder ends: the unload goes on to its end, and the record goes with it.
+        stage.host.change(|machine| machine.processes.clear());
+        stage.uninstall().await.unwrap();
+        assert!(!stage.node().await.annotations().contains_key(NEEDS_REBOOT_ANNOTATION), "{note:?}");
+        stage.load_new_driver();
+        stage.finish(Duration::from_mins(1)).await.unwrap();
+        assert!(!stage.is_cordoned().await, "{note:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn half_a_driver_whose_holder_leaves_is_unloaded_after_all() {
     let stage = Stage::new(with_driver()).await;
     stage.host.change(|machine| machine.grabbed = Some(("nvidia_uvm".to_owned(), "nvidia".to_owned())));
