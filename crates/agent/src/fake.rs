@@ -24,6 +24,8 @@ pub enum HostDriver {
     Absent,
     /// This version.
     Version(String),
+    /// Its `nvidia-smi` ends like this: exit code, none after a signal, and output.
+    Ends(Option<i32>, String),
     /// One that does not answer.
     Hangs,
 }
@@ -331,6 +333,7 @@ impl Host for FakeHost {
                 (_, HostDriver::Version(version)) => {
                     Ran::Ended { code: Some(0), output: format!("{version}\n") }
                 }
+                (_, HostDriver::Ends(code, output)) => Ran::Ended { code: *code, output: output.clone() },
                 (_, HostDriver::Hangs) => Ran::TimedOut,
             })
         });

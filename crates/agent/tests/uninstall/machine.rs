@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kube::ResourceExt as _;
+use pitcrew_agent::Failure;
 use pitcrew_agent::failure::{FAILED, NEEDS_REBOOT, TERMINATED, TIMED_OUT};
 use pitcrew_agent::fake::{Death, HostDriver, Machine};
 use pitcrew_agent::host::PciDevice;
@@ -416,6 +417,43 @@ async fn a_driver_on_the_host_that_hangs_does_not_hang_the_agent() {
     assert!(failure.sentence().contains("did not answer"), "{}", failure.sentence());
     assert_eq!(stage.host.machine().modules.len(), 4);
     assert_eq!(stage.node().await.labels()["nvidia.com/gpu.deploy.driver"], "true");
+}
+
+/// Plays `uninstall_driver` where the host's `nvidia-smi` ends like this.
+async fn where_nvidia_smi_ends(code: Option<i32>, output: &str) -> (Stage, Result<(), Failure>) {
+    let host_driver = HostDriver::Ends(code, output.to_owned());
+    let stage = Stage::new(Machine { host_driver, ..with_driver() }).await;
+    let result = stage.uninstall().await;
+    (stage, result)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_host_whose_nvidia_smi_fails_is_not_one_without_a_driver() {
+    for (code, words) in [
+        (Some(15), "nvidia-smi of the host ended with exit code 15 (a GPU has fallen off the bus): whether"),
+        (Some(18), "ended with exit code 18 (its library is of another version"),
+        (Some(14), "ended with exit code 14 (a GPU's infoROM is corrupt) without a version"),
+        (Some(255), "ended with exit code 255: whether the host has a driver of its own cannot be said"),
+        (None, "was ended by a signal"),
+    ] {
+        let (stage, result) = where_nvidia_smi_ends(code, "").await;
+        let failure = result.unwrap_err();
+        assert_eq!(failure.exit_code(), FAILED);
+        assert!(failure.sentence().contains(words), "{}", failure.sentence());
+        assert_eq!(stage.host.machine().modules.len(), 4, "{code:?}: it may be the host's own");
+        assert_eq!(stage.node().await.labels()["nvidia.com/gpu.deploy.driver"], "true", "{code:?}");
+    }
+    // Who says that no driver is loaded, or has nothing to ask one with, has said it.
+    for code in [9, 12] {
+        let (stage, result) = where_nvidia_smi_ends(Some(code), "NVIDIA-SMI has failed\n").await;
+        result.unwrap();
+        assert!(stage.host.machine().modules.is_empty(), "{code}");
+    }
+    // And a GPU that complains has a driver all the same.
+    let (stage, result) = where_nvidia_smi_ends(Some(14), "WARNING: infoROM is corrupted\n535.1\n").await;
+    let failure = result.unwrap_err();
+    assert!(failure.sentence().contains("driver 535.1 installed"), "{}", failure.sentence());
+    assert_eq!(stage.node().await.labels()["nvidia.com/gpu.deploy.driver"], "pre-installed");
 }
 
 #[tokio::test(start_paused = true)]
