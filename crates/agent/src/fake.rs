@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::host::{Holder, Host, HostError, HostResult, KernelPaths, Module, Modules, PciDevice, Ran};
+use crate::host::{
+    Holder, Holders, Host, HostError, HostResult, KernelPaths, Module, Modules, PciDevice, Ran,
+};
 
 /// `EAGAIN`, which is what removing a busy module without waiting says.
 const BUSY: i32 = 11;
@@ -37,6 +39,8 @@ pub struct Machine {
     pub modules: BTreeMap<String, BTreeSet<String>>,
     /// Processes with open device files, and the modules that each keeps busy by that.
     pub processes: Vec<(Holder, Vec<String>)>,
+    /// So many processes that may not be looked at.
+    pub hidden: usize,
     /// Mount points in the order of mounting.
     pub mounts: Vec<String>,
     /// Files by path.
@@ -310,10 +314,11 @@ impl Host for FakeHost {
         .await
     }
 
-    async fn holders(&self, prefix: &str) -> HostResult<Vec<Holder>> {
+    async fn holders(&self, prefix: &str) -> HostResult<Holders> {
         self.call(format!("look who has {prefix}* open"), |machine| {
             let open = |holder: &Holder| holder.files.iter().any(|file| file.starts_with(prefix));
-            Ok(machine.processes.iter().map(|(holder, _)| holder.clone()).filter(open).collect())
+            let seen = machine.processes.iter().map(|(holder, _)| holder.clone()).filter(open).collect();
+            Ok(Holders { seen, hidden: machine.hidden })
         })
         .await
     }

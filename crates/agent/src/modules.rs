@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::host::{Holder, Modules};
+use crate::host::{Holder, Modules, not_looked_at};
 
 /// The driver's heart. It is loaded if and only if this is.
 pub const DRIVER: &str = "nvidia";
@@ -41,6 +41,8 @@ pub struct Busy {
     pub moving: BTreeSet<String>,
     /// Who has device files open, as far as that can be seen.
     pub processes: Vec<Holder>,
+    /// How many processes could not be looked at.
+    pub hidden: usize,
 }
 
 impl Busy {
@@ -62,7 +64,9 @@ impl fmt::Display for Busy {
         parts.extend(self.held_by.iter().map(|(theirs, ours)| format!("module {theirs} uses {ours}")));
         parts.extend(self.moving.iter().map(|module| format!("module {module} is being loaded or removed")));
         parts.extend(self.processes.iter().map(ToString::to_string));
-        if self.processes.is_empty() && !self.used.is_empty() {
+        if self.hidden > 0 {
+            parts.push(not_looked_at(self.hidden));
+        } else if self.processes.is_empty() && !self.used.is_empty() {
             let files: Vec<String> = self.device_files().iter().map(|files| format!("{files}*")).collect();
             parts.push(format!("no process with an open {} file can be seen from here", files.join(" or ")));
         }

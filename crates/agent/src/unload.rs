@@ -97,7 +97,10 @@ pub async fn look(host: &impl Host) -> Result<Vec<String>, Failure> {
         Ok(order) => Ok(order),
         Err(mut busy) => {
             for files in busy.device_files() {
-                busy.processes.extend(host.holders(files).await.unwrap_or_default());
+                let holders = host.holders(files).await.unwrap_or_default();
+                busy.processes.extend(holders.seen);
+                // They are the same ones for all files.
+                busy.hidden = busy.hidden.max(holders.hidden);
             }
             Err(busy.into())
         }

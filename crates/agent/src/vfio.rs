@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::failure::Failure;
-use crate::host::{Host, HostError, PciDevice, Ran};
+use crate::host::{Holders, Host, HostError, PciDevice, Ran, not_looked_at};
 use crate::modalias::best_driver;
 
 const NVIDIA: u32 = 0x10de;
@@ -86,13 +86,20 @@ async fn take_back(host: &impl Host, device: &PciDevice) -> Result<(), Failure> 
     Ok(())
 }
 
-/// An error that names who holds the device. To take it away from a virtual machine asks that to give it up, and waits for
+/// An error that names who holds the device, or says that this cannot be seen. To take it away from a virtual machine asks that to give it up, and waits for
 /// it in the kernel, where nothing ends the wait.
 async fn is_free(host: &impl Host, device: &PciDevice) -> Result<(), Failure> {
-    let mut holders = host.holders(DEVICE_FILES).await?;
-    holders.retain(|holder| device.vfio_files.iter().any(|file| holder.files.contains(file)));
-    let holders: Vec<String> = holders.iter().map(ToString::to_string).collect();
-    if holders.is_empty() { Ok(()) } else { Err(Failure::Devices(holders.join("; "))) }
+    // A virtual machine holds it by one of these, or not at all.
+    if device.vfio_files.is_empty() {
+        return Ok(());
+    }
+    let Holders { mut seen, hidden } = host.holders(DEVICE_FILES).await?;
+    seen.retain(|holder| device.vfio_files.iter().any(|file| holder.files.contains(file)));
+    let mut held: Vec<String> = seen.iter().map(ToString::to_string).collect();
+    if hidden > 0 {
+        held.push(not_looked_at(hidden));
+    }
+    if held.is_empty() { Ok(()) } else { Err(Failure::Devices(held.join("; "))) }
 }
 
 /// A `bind` that was killed before its last step leaves a device that no driver has and only a vfio driver may take.

@@ -114,3 +114,19 @@ async fn a_device_that_a_virtual_machine_holds_is_not_taken_away_and_who_holds_i
     let text = bound.expect("the kernel would wait for ever").unwrap_err().sentence();
     assert!(text.contains("process 9 (qemu-kvm) has /dev/vfio/12 open"), "{text}");
 }
+
+#[tokio::test]
+async fn a_device_is_not_taken_away_where_nobody_can_see_who_holds_it() {
+    let unseen = host(vec![device("a", VGA, Some("vfio-pci"))]);
+    unseen.change(|machine| machine.hidden = 1);
+    let text = unbind(&unseen, &Which::All, false).await.unwrap_err().sentence();
+    assert!(
+        text.starts_with("take a back from vfio-pci: 1 process that may have it open could not"),
+        "{text}"
+    );
+    assert_eq!(drivers(&unseen), [Some("vfio-pci".to_owned())]);
+    // One that has no such file is held by no virtual machine.
+    unseen.change(|machine| machine.devices[0].vfio_files.clear());
+    unbind(&unseen, &Which::All, false).await.unwrap();
+    assert_eq!(drivers(&unseen), [None]);
+}

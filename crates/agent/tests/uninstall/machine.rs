@@ -56,6 +56,18 @@ async fn whoever_keeps_a_module_by_device_files_in_other_places_is_named_too() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn processes_that_may_not_be_looked_at_are_counted_and_not_taken_for_nobody() {
+    let stage = Stage::new(with_driver()).await;
+    stage.host.change(|machine| {
+        machine.open(7, "python3", "/somewhere/else", &["nvidia"]);
+        machine.hidden = 2;
+    });
+    let text = stage.uninstall().await.unwrap_err().sentence();
+    assert!(text.contains("2 processes that may have it open could not be looked at"), "{text}");
+    assert!(!text.contains("no process with an open"), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn gdrdrv_pins_the_module_and_goes_first() {
     let stage = Stage::new(with_driver()).await;
     stage.host.change(|machine| machine.load("gdrdrv", Some("nvidia")));

@@ -217,9 +217,13 @@ async fn the_check_before_the_work_names_everything_and_changes_nothing() {
     let failure =
         pitcrew_agent::preflight::check(&stage.agent(pitcrew_agent::stop::Stop::never())).await.unwrap_err();
     let text = failure.sentence();
-    for words in
-        ["6 problems found", "gpu.deploy.dcgm", "CAP_SYS_MODULE", "CAP_SYS_PTRACE", "driver 535.1 installed"]
-    {
+    for words in [
+        "7 problems found",
+        "gpu.deploy.dcgm",
+        "CAP_SYS_MODULE",
+        "CAP_DAC_READ_SEARCH",
+        "driver 535.1 installed",
+    ] {
         assert!(text.contains(words), "{text}");
     }
     assert_eq!((stage.node().await, stage.host.machine()), (node, machine));
