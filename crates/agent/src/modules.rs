@@ -12,6 +12,8 @@ use crate::host::{Holder, Modules, not_looked_at};
 pub const DRIVER: &str = "nvidia";
 /// Holds two references on the driver.
 const TWO_REFERENCES: &str = "nvidia_vgpu_vfio";
+/// Without one of these nobody can compute: CUDA's module, or that of virtual GPUs.
+const SERVES: [&str; 2] = ["nvidia_uvm", TWO_REFERENCES];
 /// Modules that come with the driver. Among modules that can go, this is the order in which they do.
 const OURS: [&str; 8] = [
     "nvidia_drm",
@@ -72,6 +74,12 @@ impl fmt::Display for Busy {
         }
         f.write_str(&parts.join("; "))
     }
+}
+
+/// The driver is loaded and can serve somebody. A driver container loads all of it; what somebody else's unload has left, when that
+/// was cut off, looks like a driver too.
+pub fn serves(loaded: &Modules) -> bool {
+    loaded.contains_key(DRIVER) && SERVES.iter().any(|name| loaded.contains_key(*name))
 }
 
 /// The order in which the driver's modules can be removed, or why they cannot. Without a driver there is nothing to remove.

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::cluster::Cluster;
 use crate::failure::Failure;
-use crate::host::Host;
+use crate::host::{Host, KernelPaths};
 use crate::journal::Stage;
 use crate::labels::{self, Batch};
 use crate::leaving::{holds_claims, leave, no_claim_holders};
@@ -26,7 +26,7 @@ use crate::stop::Stop;
 use crate::unload::{self, Left};
 use crate::vfio::{self, Which};
 use crate::wait::Audience;
-use crate::{host_driver, journal, mofed, operands};
+use crate::{host_driver, journal, modules, mofed, operands};
 
 /// The DaemonSet controller takes the pod off a node with a driver of its own within this time.
 const TAKEN_OFF_WITHIN: Duration = Duration::from_mins(1);
@@ -149,11 +149,19 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
         self.end().await
     }
 
-    /// The same configuration is installed, and nobody wants it installed again.
+    /// The same configuration is installed and serves, and nobody wants it installed again.
     async fn is_wanted(&self) -> Result<bool, Failure> {
-        let Settings { force_reinstall, digest, paths, .. } = &self.agent.settings;
-        let installed = self.agent.host.read(&paths.state_file).await?.unwrap_or_default();
-        Ok(!force_reinstall && !digest.is_empty() && installed.trim() == digest)
+        let Agent { host, settings, .. } = self.agent;
+        let Settings { force_reinstall, digest, paths, .. } = settings;
+        let installed = host.read(&paths.state_file).await?.unwrap_or_default();
+        if *force_reinstall || digest.is_empty() || installed.trim() != digest {
+            return Ok(false);
+        }
+        let serves = modules::serves(&host.modules(&KernelPaths::default()).await?);
+        if !serves {
+            tracing::warn!("the wanted driver is loaded, but not all of it: it is installed again");
+        }
+        Ok(serves)
     }
 
     fn told(&self) -> Audience<'_> {

@@ -1,5 +1,7 @@
 //! What happens, in which order, and what is asked of the API.
 
+use std::collections::BTreeSet;
+
 use kube::{Client, ResourceExt as _};
 use pitcrew_agent::clock::Clock;
 use pitcrew_agent::cluster::Cluster;
@@ -102,6 +104,28 @@ async fn the_same_configuration_is_installed_again_if_that_is_wanted() {
     stage.settings.force_reinstall = true;
     stage.uninstall().await.unwrap();
     assert!(stage.host.machine().modules.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_rest_of_the_wanted_driver_is_not_the_wanted_driver() {
+    // Somebody else's unload was cut off, and there is no note of it.
+    let rest = || {
+        let mut machine = with_driver();
+        machine.modules.retain(|name, _| name == "nvidia");
+        machine.modules.insert("nvidia".to_owned(), BTreeSet::new());
+        machine
+    };
+    let mut stage = Stage::new(rest()).await;
+    wants(&mut stage, "old");
+    stage.uninstall().await.unwrap();
+    assert!(stage.host.machine().modules.is_empty(), "it comes anew");
+    assert!(!stage.pods().await.contains(&"research/train".to_owned()), "as any other driver");
+    // A driver of virtual GPUs has no such module, and one of its own.
+    let mut stage = Stage::new(rest()).await;
+    stage.host.change(|machine| machine.load("nvidia_vgpu_vfio", None));
+    wants(&mut stage, "old");
+    stage.uninstall().await.unwrap();
+    assert_eq!(stage.host.machine().modules.len(), 2, "it stays");
 }
 
 #[tokio::test(start_paused = true)]
