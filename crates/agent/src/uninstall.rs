@@ -116,6 +116,9 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
 
     async fn work(&mut self) -> Result<(), Failure> {
         let Agent { host, cluster, stop, settings } = self.agent;
+        if self.left == Left::Half {
+            self.keep_out().await?;
+        }
         let found = host_driver::settle(*host, cluster, stop, &mut self.node, &settings.paths).await?;
         if let Some(version) = found {
             stop.sleep(TAKEN_OFF_WITHIN).await?;
@@ -147,6 +150,15 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
             }
         }
         self.end().await
+    }
+
+    /// An earlier start was killed between two modules, and where pods are not evicted it had not cordoned the node: that
+    /// comes before everything that may take its time.
+    async fn keep_out(&mut self) -> Result<(), Failure> {
+        let (boot, now) = (&self.boot, self.agent.cluster.now());
+        let decide = |node: &Node| node::needs_reboot(node, boot, None, now);
+        self.agent.cluster.change(&mut self.node, "keep the node out with half a driver", decide).await?;
+        Ok(())
     }
 
     /// The same configuration is installed and serves, and nobody wants it installed again.

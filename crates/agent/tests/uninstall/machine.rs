@@ -182,6 +182,33 @@ async fn half_a_driver_whose_note_is_gone_is_still_half_a_driver_in_the_same_boo
 }
 
 #[tokio::test(start_paused = true)]
+async fn half_a_driver_that_a_killed_start_left_keeps_the_node_out_at_once() {
+    // Nobody evicts pods, so nobody has cordoned the node either.
+    let mut stage = Stage::new(with_driver()).await;
+    stage.settings.evict = false;
+    let at = call(&stage, "remove module nvidia_uvm").await;
+    stage.plan(Kill::Host(Death { at, after: true }));
+    assert!(stage.until_killed(stage.uninstall()).await.is_none());
+    assert!(!stage.is_cordoned().await);
+    // The next start has hardly begun.
+    stage.host.dies(None);
+    stage.host.change(|machine| machine.host_driver = HostDriver::Hangs);
+    let begun = tokio::time::timeout(Duration::from_secs(1), stage.uninstall()).await;
+    assert!(begun.is_err() && stage.is_cordoned().await);
+    let node = stage.node().await;
+    let record: NeedsReboot = serde_json::from_str(&node.annotations()[NEEDS_REBOOT_ANNOTATION]).unwrap();
+    assert_eq!(record.boot, "boot-1");
+    // It goes on where the first one was killed.
+    stage.host.change(|machine| machine.host_driver = HostDriver::Absent);
+    stage.uninstall().await.unwrap();
+    assert!(stage.host.machine().modules.is_empty());
+    assert!(!stage.node().await.annotations().contains_key(NEEDS_REBOOT_ANNOTATION));
+    stage.load_new_driver();
+    stage.finish(Duration::from_mins(1)).await.unwrap();
+    assert!(!stage.is_cordoned().await);
+}
+
+#[tokio::test(start_paused = true)]
 async fn half_a_driver_whose_holder_leaves_is_unloaded_after_all() {
     let stage = Stage::new(with_driver()).await;
     stage.host.change(|machine| machine.grabbed = Some(("nvidia_uvm".to_owned(), "nvidia".to_owned())));
@@ -227,7 +254,7 @@ async fn another_driver_that_is_loaded_after_an_unload_is_not_the_rest_of_the_on
         });
         if killed {
             // … or the last start was killed before it could note that everything is gone.
-            let at = last_removal(&stage).await;
+            let at = call(&stage, "remove module nvidia").await;
             stage.plan(Kill::Host(Death { at, after: true }));
             assert!(stage.until_killed(stage.uninstall()).await.is_none());
             assert!(stage.host.machine().modules.is_empty());
@@ -248,12 +275,12 @@ async fn another_driver_that_is_loaded_after_an_unload_is_not_the_rest_of_the_on
     }
 }
 
-/// Which call to the machine removes the last module.
-async fn last_removal(stage: &Stage) -> usize {
-    let other = Stage::new(stage.host.machine()).await;
-    other.uninstall().await.unwrap_err();
-    let last = other.host.calls().iter().position(|call| call == "remove module nvidia");
-    last.unwrap() + 1
+/// Which call to the machine this one is, counted from the beginning.
+async fn call(stage: &Stage, call: &str) -> usize {
+    let mut other = Stage::new(stage.host.machine()).await;
+    other.settings = stage.settings.clone();
+    let _ = other.uninstall().await;
+    other.host.calls().iter().position(|made| made == call).unwrap() + 1
 }
 
 #[tokio::test(start_paused = true)]
