@@ -59,6 +59,8 @@ pub struct Machine {
     pub failing: BTreeSet<String>,
     /// Programs that modprobe can load: module, the driver's name on the bus.
     pub loadable: BTreeMap<String, String>,
+    /// modprobe does not end.
+    pub modprobe_hangs: bool,
     /// `/proc` cannot be read.
     pub no_proc: bool,
 }
@@ -330,6 +332,7 @@ impl Host for FakeHost {
     async fn run(&self, root: &str, command: &[&str], limit: Duration) -> HostResult<Ran> {
         let ran = self.call(format!("run {} in {root}", command.join(" ")), |machine| {
             Ok(match (command, &machine.host_driver) {
+                (["modprobe", _], _) if machine.modprobe_hangs => Ran::TimedOut,
                 (["modprobe", name], _) => {
                     let code = i32::from(!machine.loadable.contains_key(*name));
                     Ran::Ended { code: Some(code), output: String::new() }

@@ -299,7 +299,7 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
     async fn prepare(&self) -> Result<(), Failure> {
         let Agent { host, settings, stop, .. } = self.agent;
         unload::unload_nouveau(*host).await?;
-        vfio::unbind(*host, &Which::All, settings.nvswitches).await?;
+        vfio::unbind(*host, stop, &Which::All, settings.nvswitches).await?;
         mofed::ready(*host, settings, stop, self.told()).await
     }
 
