@@ -367,11 +367,8 @@ async fn the_word_of_the_last_driver_container_does_not_pass_for_the_next_ones()
 
 #[tokio::test(start_paused = true)]
 async fn mofed_is_waited_for_with_a_deadline_and_the_node_is_not_left_paused() {
-    let mut stage = Stage::new(with_driver()).await;
-    stage.settings.rdma = true;
+    let mut stage = without_mofed().await;
     stage.settings.mofed_limit = Some(Duration::from_mins(2));
-    let card = PciDevice { address: "0000:81:00.0".to_owned(), vendor: 0x15b3, ..PciDevice::default() };
-    stage.host.change(|machine| machine.devices.push(card));
     let failure = stage.uninstall().await.unwrap_err();
     assert_eq!(failure.exit_code(), TIMED_OUT);
     assert!(failure.sentence().contains("/run/mellanox/drivers/.driver-ready is not there"));
@@ -381,15 +378,39 @@ async fn mofed_is_waited_for_with_a_deadline_and_the_node_is_not_left_paused() {
     stage.uninstall().await.unwrap();
 }
 
+/// A machine whose network card needs MOFED, which is not there.
+async fn without_mofed() -> Stage {
+    let mut stage = Stage::new(with_driver()).await;
+    stage.settings.rdma = true;
+    let card = PciDevice { address: "0000:81:00.0".to_owned(), vendor: 0x15b3, ..PciDevice::default() };
+    stage.host.change(|machine| machine.devices.push(card));
+    stage
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_wait_is_told_of_again_before_its_event_is_gone() {
+    let mut stage = without_mofed().await;
+    stage.settings.mofed_limit = None;
+    let waits = tokio::time::timeout(Duration::from_mins(40), stage.uninstall()).await;
+    assert!(waits.is_err(), "for ever");
+    let told = async |what: &str| stage.events().await.iter().filter(|event| event.contains(what)).count();
+    assert_eq!(told("waits for MOFED").await, 3, "after half a minute, and every 15 min");
+    // What is missing becomes something else.
+    let comes = async {
+        tokio::time::sleep(Duration::from_mins(5)).await;
+        stage.host.change(|machine| machine.install("new"));
+    };
+    let finished = tokio::join!(stage.finish(Duration::from_mins(10)), comes).0;
+    assert_eq!(finished.unwrap_err().exit_code(), TIMED_OUT);
+    assert_eq!(told("waits for the new driver: it is not loaded").await, 1);
+    assert_eq!(told("waits for the new driver: /run/nvidia/validations/.driver-ctr-ready").await, 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_hosts_mofed_is_told_by_the_modules_whole_name() {
-    let mut stage = Stage::new(with_driver()).await;
-    (stage.settings.rdma, stage.settings.host_mofed) = (true, true);
-    let card = PciDevice { address: "0000:81:00.0".to_owned(), vendor: 0x15b3, ..PciDevice::default() };
-    stage.host.change(|machine| {
-        machine.devices.push(card);
-        machine.load("mlx5_core_lookalike", None);
-    });
+    let mut stage = without_mofed().await;
+    stage.settings.host_mofed = true;
+    stage.host.change(|machine| machine.load("mlx5_core_lookalike", None));
     assert_eq!(stage.uninstall().await.unwrap_err().exit_code(), TIMED_OUT);
     // Who waits for ever sees it come, however late.
     stage.settings.mofed_limit = None;
