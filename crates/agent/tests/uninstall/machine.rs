@@ -407,6 +407,18 @@ async fn a_long_wait_is_told_of_again_before_its_event_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn sigterm_while_mofed_is_waited_for_puts_back_what_was_paused() {
+    let stage = without_mofed().await;
+    let before = stage.node().await.labels().clone();
+    let failure = stage.uninstall_told_after(Duration::from_mins(1)).await.unwrap_err();
+    assert_eq!(failure.exit_code(), TERMINATED, "{}", failure.sentence());
+    assert!(stage.events().await.iter().any(|event| event.contains("waits for MOFED")), "it was there");
+    assert!(was_paused(&stage, "nvidia.com/gpu.deploy.dcgm"));
+    assert_eq!(*stage.node().await.labels(), before);
+    assert!(stage.is_cordoned().await, "its driver is gone");
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_hosts_mofed_is_told_by_the_modules_whole_name() {
     let mut stage = without_mofed().await;
     stage.settings.host_mofed = true;

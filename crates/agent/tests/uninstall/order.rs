@@ -232,6 +232,20 @@ async fn a_passing_error_of_the_api_fails_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_refusal_to_write_on_the_node_counts_at_once() {
+    let stage = Stage::new(with_driver()).await;
+    stage.api.on_request(|request| {
+        let written = request.user == "agent" && request.verb == "patch" && request.resource == "nodes";
+        written.then_some(Fault::Denied("you may not"))
+    });
+    let before = stage.host.machine();
+    let text = stage.uninstall().await.unwrap_err().sentence();
+    assert_eq!(text, "pause the operands: you may not");
+    assert_eq!(stage.api.counts().by_request[&("agent".to_owned(), "patch", "nodes".to_owned())], 1);
+    assert_eq!(stage.host.machine(), before);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_check_before_the_work_names_everything_and_changes_nothing() {
     let stage =
         Stage::new(Machine { host_driver: HostDriver::Version("535.1".to_owned()), ..with_driver() }).await;
