@@ -213,7 +213,7 @@ impl Cluster {
         }
     }
 
-    /// In which version resource claims are served; `None` if they are not, and then there are none.
+    /// In which version resource claims are served; `None` if they are not, and then nobody knows who has one from before.
     pub async fn claim_version(&self) -> Result<Option<String>, ApiError> {
         let operation = "ask which version of resource.k8s.io is served";
         let path = || http_get("/apis/resource.k8s.io");

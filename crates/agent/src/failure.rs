@@ -54,6 +54,15 @@ pub enum Failure {
         /// How long it was waited for.
         limit: Duration,
     },
+    /// It answered, and still it cannot be said.
+    #[error(
+        "nvidia-smi of the host {ended}: whether the host has a driver of its own cannot be said; run `nvidia-smi` on the node, \
+         and repair that driver or remove what is left of it"
+    )]
+    HostDriverUnclear {
+        /// How it ended.
+        ended: String,
+    },
     /// Something did not come about in time.
     #[error("waited {} for {what}: {missing}", in_words(*limit))]
     TimedOut {

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::host::{Holder, Host, HostError, HostResult, KernelPaths, Module, Modules, PciDevice, Ran};
+use crate::host::{
+    Holder, Holders, Host, HostError, HostResult, KernelPaths, Module, Modules, PciDevice, Ran,
+};
 
 /// `EAGAIN`, which is what removing a busy module without waiting says.
 const BUSY: i32 = 11;
@@ -24,6 +26,8 @@ pub enum HostDriver {
     Absent,
     /// This version.
     Version(String),
+    /// Its `nvidia-smi` ends like this: exit code, none after a signal, and output.
+    Ends(Option<i32>, String),
     /// One that does not answer.
     Hangs,
 }
@@ -35,6 +39,8 @@ pub struct Machine {
     pub modules: BTreeMap<String, BTreeSet<String>>,
     /// Processes with open device files, and the modules that each keeps busy by that.
     pub processes: Vec<(Holder, Vec<String>)>,
+    /// So many processes that may not be looked at.
+    pub hidden: usize,
     /// Mount points in the order of mounting.
     pub mounts: Vec<String>,
     /// Files by path.
@@ -53,6 +59,8 @@ pub struct Machine {
     pub failing: BTreeSet<String>,
     /// Programs that modprobe can load: module, the driver's name on the bus.
     pub loadable: BTreeMap<String, String>,
+    /// modprobe does not end.
+    pub modprobe_hangs: bool,
     /// `/proc` cannot be read.
     pub no_proc: bool,
 }
@@ -308,10 +316,11 @@ impl Host for FakeHost {
         .await
     }
 
-    async fn holders(&self, prefix: &str) -> HostResult<Vec<Holder>> {
+    async fn holders(&self, prefix: &str) -> HostResult<Holders> {
         self.call(format!("look who has {prefix}* open"), |machine| {
             let open = |holder: &Holder| holder.files.iter().any(|file| file.starts_with(prefix));
-            Ok(machine.processes.iter().map(|(holder, _)| holder.clone()).filter(open).collect())
+            let seen = machine.processes.iter().map(|(holder, _)| holder.clone()).filter(open).collect();
+            Ok(Holders { seen, hidden: machine.hidden })
         })
         .await
     }
@@ -323,6 +332,7 @@ impl Host for FakeHost {
     async fn run(&self, root: &str, command: &[&str], limit: Duration) -> HostResult<Ran> {
         let ran = self.call(format!("run {} in {root}", command.join(" ")), |machine| {
             Ok(match (command, &machine.host_driver) {
+                (["modprobe", _], _) if machine.modprobe_hangs => Ran::TimedOut,
                 (["modprobe", name], _) => {
                     let code = i32::from(!machine.loadable.contains_key(*name));
                     Ran::Ended { code: Some(code), output: String::new() }
@@ -331,6 +341,7 @@ impl Host for FakeHost {
                 (_, HostDriver::Version(version)) => {
                     Ran::Ended { code: Some(0), output: format!("{version}\n") }
                 }
+                (_, HostDriver::Ends(code, output)) => Ran::Ended { code: *code, output: output.clone() },
                 (_, HostDriver::Hangs) => Ran::TimedOut,
             })
         });

@@ -16,6 +16,8 @@ use crate::{journal, labels};
 
 /// How often it is looked whether the driver is up, and whether others still keep the node out.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// What is missing where an unload stopped half-way.
+const HALF: &str = "half of the old one is still loaded; the node needs a reboot";
 
 /// Waits for the new driver and lifts the driver manager's cordon.
 pub async fn finish<H: Host>(agent: &Agent<'_, H>, limit: Option<Duration>) -> Result<(), Failure> {
@@ -40,10 +42,15 @@ struct Finishing<'a, 'b, H> {
 impl<H: Host> Looker for Finishing<'_, '_, H> {
     /// Gives the node back as soon as nothing speaks against it.
     async fn look(&mut self) -> Result<Look, Failure> {
-        if let Some(missing) = missing(self.agent, self.boot).await? {
+        let Agent { host, cluster, settings, .. } = self.agent;
+        let found = unload::found(*host, &settings.paths, self.boot).await?;
+        if let Some(missing) = missing(self.agent, found.0).await? {
             return Ok(Look::Missing(missing));
         }
-        let mut node = self.agent.cluster.node().await?;
+        let mut node = cluster.node().await?;
+        if unload::is_half_by_the_node(&found, &node, self.boot) {
+            return Ok(Look::Missing(HALF.to_owned()));
+        }
         if !node.is_cordoned_by_agent() {
             return Ok(Look::Done);
         }
@@ -74,18 +81,18 @@ async fn give_back<H: Host>(agent: &Agent<'_, H>, node: &mut Node) -> Result<(),
     Ok(())
 }
 
-/// What is missing of the new driver.
-async fn missing<H: Host>(agent: &Agent<'_, H>, boot: &str) -> Result<Option<String>, Failure> {
+/// What is missing of the new driver, by what there is of one.
+async fn missing<H: Host>(agent: &Agent<'_, H>, left: Left) -> Result<Option<String>, Failure> {
     let paths = &agent.settings.paths;
-    Ok(match unload::found(agent.host, paths, boot).await? {
-        (Left::Nothing, _) => Some("it is not loaded".to_owned()),
-        (Left::Half, _) => Some("half of the old one is still loaded; the node needs a reboot".to_owned()),
-        (Left::Whole, _) if !agent.host.mounts().await?.contains(&paths.driver_root) => {
+    Ok(match left {
+        Left::Nothing => Some("it is not loaded".to_owned()),
+        Left::Half => Some(HALF.to_owned()),
+        Left::Whole if !agent.host.mounts().await?.contains(&paths.driver_root) => {
             Some(format!("its root directory {} is not mounted", paths.driver_root))
         }
-        (Left::Whole, _) if !agent.host.exists(&paths.driver_ready).await? => {
+        Left::Whole if !agent.host.exists(&paths.driver_ready).await? => {
             Some(format!("{} is not there", paths.driver_ready))
         }
-        (Left::Whole, _) => None,
+        Left::Whole => None,
     })
 }

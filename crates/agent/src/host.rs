@@ -53,6 +53,23 @@ impl fmt::Display for Holder {
     }
 }
 
+/// Who holds device files open, as far as that can be seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holders {
+    /// Those that were seen.
+    pub seen: Vec<Holder>,
+    /// So many processes could not be looked at, and any of them may be one.
+    pub hidden: usize,
+}
+
+/// What is said of processes that could not be looked at.
+pub(crate) fn not_looked_at(hidden: usize) -> String {
+    let es = if hidden == 1 { "" } else { "es" };
+    format!(
+        "{hidden} process{es} that may have it open could not be looked at (that needs CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE)"
+    )
+}
+
 /// A PCI device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PciDevice {
@@ -121,8 +138,9 @@ pub trait Host: Send + Sync {
     fn mounts(&self) -> impl Future<Output = HostResult<Vec<String>>> + Send;
     /// Detaches what is mounted last at a mount point, with everything that is mounted below that, even if it is in use.
     fn detach(&self, mount_point: &str) -> impl Future<Output = HostResult<()>> + Send;
-    /// The processes that hold device files open whose path begins with `prefix`.
-    fn holders(&self, prefix: &str) -> impl Future<Output = HostResult<Vec<Holder>>> + Send;
+    /// The processes that hold device files open whose path begins with `prefix`. One that cannot be looked at is counted,
+    /// never left out.
+    fn holders(&self, prefix: &str) -> impl Future<Output = HostResult<Holders>> + Send;
     /// The PCI devices, by address.
     fn pci_devices(&self) -> impl Future<Output = HostResult<Vec<PciDevice>>> + Send;
     /// Runs a command with `root` as its root directory. That this cannot be entered is an error, never a missing program.

@@ -15,7 +15,15 @@ const QUESTION: [&str; 3] = ["nvidia-smi", "--query-gpu=driver_version", "--form
 /// Slow machines with eight GPUs take ten seconds; a driver that hangs takes for ever.
 const ANSWERS_WITHIN: Duration = Duration::from_mins(1);
 
-/// Asks whether the host has a driver; its version. Whoever is told to end does not wait for a driver that hangs: what an
+/// Exit codes of `nvidia-smi`, as its manual has them: no driver is loaded, …
+const NOT_LOADED: i32 = 9;
+/// … there is no library to ask one with, …
+const NO_LIBRARY: i32 = 12;
+/// … and a GPU complains, but the driver has answered.
+const INFO_ROM_CORRUPT: i32 = 14;
+
+/// Asks whether the host has a driver; its version. An answer that says neither is a failure: whoever took it for "none" would
+/// unload the host's own driver. Whoever is told to end does not wait for a driver that hangs: what an
 /// earlier start paused has to be put back before SIGKILL comes.
 pub async fn ask(host: &impl Host, stop: &Stop, paths: &Paths) -> Result<Option<String>, Failure> {
     let ran = tokio::select! {
@@ -27,9 +35,29 @@ pub async fn ask(host: &impl Host, stop: &Stop, paths: &Paths) -> Result<Option<
         Ran::Ended { code: Some(0), output } => {
             Ok(output.lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned))
         }
-        Ran::Ended { .. } | Ran::NotStarted => Ok(None),
+        Ran::Ended { code: Some(NOT_LOADED | NO_LIBRARY), .. } | Ran::NotStarted => Ok(None),
+        Ran::Ended { code, output } => {
+            // Beside its complaint.
+            let numbers = |line: &String| line.starts_with(|first: char| first.is_ascii_digit());
+            let found = output.lines().map(|line| line.trim().to_owned()).find(numbers);
+            let found = found.filter(|_| code == Some(INFO_ROM_CORRUPT));
+            found.map(Some).ok_or_else(|| Failure::HostDriverUnclear { ended: how_it_ended(code) })
+        }
         Ran::TimedOut => Err(Failure::HostDriverHangs { limit: ANSWERS_WITHIN }),
     }
+}
+
+fn how_it_ended(code: Option<i32>) -> String {
+    let Some(code) = code else { return "was ended by a signal".to_owned() };
+    let meaning = match code {
+        4 => " (it lacks a permission)",
+        6 => " (it finds no GPU)",
+        INFO_ROM_CORRUPT => " (a GPU's infoROM is corrupt) without a version",
+        15 => " (a GPU has fallen off the bus)",
+        18 => " (its library is of another version than the driver that is loaded)",
+        _ => "",
+    };
+    format!("ended with exit code {code}{meaning}")
 }
 
 /// Asks, and makes the node's label say what is so.

@@ -46,7 +46,8 @@ pub async fn boot_id(host: &impl Host) -> HostResult<String> {
 /// How far the last unload of this boot was; `None` if there was none, or if it is over.
 pub async fn read(host: &impl Host, path: &str, boot: &str) -> HostResult<Option<Stage>> {
     let Some(text) = host.read(path).await? else { return Ok(None) };
-    // A note that cannot be read was cut off while it was written, before the first module went.
+    // A note that cannot be read was cut off while it was written, before the first module went; or somebody else wrote it,
+    // and then the node tells of half a driver.
     let journal: Option<Journal> = serde_json::from_str(&text).ok();
     Ok(journal.filter(|journal| journal.boot == boot).map(|journal| journal.stage))
 }

@@ -136,7 +136,8 @@ impl Looker for Holding<'_> {
     }
 }
 
-/// Looks up the claims that pods refer to. One that does not exist is held by nobody.
+/// Looks up the claims that pods refer to. One that does not exist is held by nobody; one that cannot be asked for, because claims
+/// are not served any more, is missing here, and counts.
 async fn claims_of(cluster: &Cluster, pods: &[OnNode], with_administration: bool) -> Result<Claims, Failure> {
     let mut claims = Claims::new();
     if pods.iter().all(|on_node| on_node.pod.claims.is_empty()) {

@@ -18,7 +18,7 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use rustix::mount::UnmountFlags;
 
-use crate::host::{Holder, Host, HostError, HostResult, KernelPaths, Modules, PciDevice, Ran};
+use crate::host::{Holders, Host, HostError, HostResult, KernelPaths, Modules, PciDevice, Ran};
 use crate::values::in_words;
 
 /// The name under which the agent's own binary changes its root and becomes another program (see [`become_another`]).
@@ -94,7 +94,7 @@ impl Host for Linux {
             .map_err(|error| HostError::new(format!("unmount {mount_point}"), error))
     }
 
-    async fn holders(&self, prefix: &str) -> HostResult<Vec<Holder>> {
+    async fn holders(&self, prefix: &str) -> HostResult<Holders> {
         processes::holders(&self.path("/proc"), prefix)
     }
 

@@ -6,12 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::host::{Holder, Modules};
+use crate::host::{Holder, Modules, not_looked_at};
 
 /// The driver's heart. It is loaded if and only if this is.
 pub const DRIVER: &str = "nvidia";
 /// Holds two references on the driver.
 const TWO_REFERENCES: &str = "nvidia_vgpu_vfio";
+/// Without one of these nobody can compute: CUDA's module, or that of virtual GPUs.
+const SERVES: [&str; 2] = ["nvidia_uvm", TWO_REFERENCES];
 /// Modules that come with the driver. Among modules that can go, this is the order in which they do.
 const OURS: [&str; 8] = [
     "nvidia_drm",
@@ -41,6 +43,8 @@ pub struct Busy {
     pub moving: BTreeSet<String>,
     /// Who has device files open, as far as that can be seen.
     pub processes: Vec<Holder>,
+    /// How many processes could not be looked at.
+    pub hidden: usize,
 }
 
 impl Busy {
@@ -62,12 +66,20 @@ impl fmt::Display for Busy {
         parts.extend(self.held_by.iter().map(|(theirs, ours)| format!("module {theirs} uses {ours}")));
         parts.extend(self.moving.iter().map(|module| format!("module {module} is being loaded or removed")));
         parts.extend(self.processes.iter().map(ToString::to_string));
-        if self.processes.is_empty() && !self.used.is_empty() {
+        if self.hidden > 0 {
+            parts.push(not_looked_at(self.hidden));
+        } else if self.processes.is_empty() && !self.used.is_empty() {
             let files: Vec<String> = self.device_files().iter().map(|files| format!("{files}*")).collect();
             parts.push(format!("no process with an open {} file can be seen from here", files.join(" or ")));
         }
         f.write_str(&parts.join("; "))
     }
+}
+
+/// The driver is loaded and can serve somebody. A driver container loads all of it; what somebody else's unload has left, when that
+/// was cut off, looks like a driver too.
+pub fn serves(loaded: &Modules) -> bool {
+    loaded.contains_key(DRIVER) && SERVES.iter().any(|name| loaded.contains_key(*name))
 }
 
 /// The order in which the driver's modules can be removed, or why they cannot. Without a driver there is nothing to remove.

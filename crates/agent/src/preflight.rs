@@ -11,7 +11,8 @@ use crate::unload;
 use crate::{host_driver, journal};
 
 /// Capabilities by number: what for.
-const CAPABILITIES: [(u32, &str); 4] = [
+const CAPABILITIES: [(u32, &str); 5] = [
+    (2, "CAP_DAC_READ_SEARCH (to see the open files of processes of other users)"),
     (16, "CAP_SYS_MODULE (to remove kernel modules)"),
     (18, "CAP_SYS_CHROOT (to ask the host for its driver)"),
     (19, "CAP_SYS_PTRACE (to name the processes that keep the driver busy)"),
@@ -138,6 +139,10 @@ mod tests {
         assert_eq!(missing_capabilities("Name:\tx\nCapEff:\t000001ffffffffff\n"), Vec::<String>::new());
         let without_modules = missing_capabilities("CapEff:\t000001fffffeffff\n");
         assert_eq!(without_modules, ["the container lacks CAP_SYS_MODULE (to remove kernel modules)"]);
-        assert_eq!(missing_capabilities("CapEff:\t0\n").len(), 4);
+        let without_reading = missing_capabilities("CapEff:\t000001fffffffffb\n");
+        let named =
+            "the container lacks CAP_DAC_READ_SEARCH (to see the open files of processes of other users)";
+        assert_eq!(without_reading, [named]);
+        assert_eq!(missing_capabilities("CapEff:\t0\n").len(), 5);
     }
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 use clap::CommandFactory as _;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::arguments::{
     self, Agent as Arguments, AgentCommand, Called, DriverManager, DriverManagerCommand, SafeLoad,
@@ -76,42 +77,56 @@ fn leave_last_words(sentence: &str) {
 
 async fn work(agent: &Arguments) -> Result<(), Failure> {
     let (stopper, stop) = Stopper::new();
-    let signals = tell(stopper);
-    tokio::pin!(signals);
-    let host = Linux::default();
+    // Before there is any work: as the first process of a container an agent that does not listen yet is never told.
+    let signals = Signals::listen();
     let work = async {
         match &agent.which {
             AgentCommand::DriverManager(arguments) => {
                 let host = Linux::below(arguments.machine_root());
                 driver_manager(&host, &stop, arguments).await
             }
-            AgentCommand::VfioManage(arguments) => vfio_manage(&host, arguments).await,
-            AgentCommand::SafeLoad(arguments) => safe_load_on(&host, &stop, arguments).await,
+            AgentCommand::VfioManage(arguments) => vfio_manage(&Linux::default(), &stop, arguments).await,
+            AgentCommand::SafeLoad(arguments) => safe_load_on(&Linux::default(), &stop, arguments).await,
         }
     };
-    tokio::pin!(work);
+    let telling = async {
+        if let Some(signals) = signals {
+            signals.told().await;
+            tracing::info!("told to end");
+            stopper.stop();
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::pin!(work, telling);
     loop {
         tokio::select! {
             biased;
             result = &mut work => return result,
-            () = &mut signals => {}
+            () = &mut telling => {}
         }
     }
 }
 
-/// Turns SIGTERM and SIGINT into a word to the agent. Never returns.
-async fn tell(stopper: Stopper) {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (terminate, interrupt) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
-    if let (Ok(mut terminate), Ok(mut interrupt)) = (terminate, interrupt) {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        tracing::info!("told to end");
-        stopper.stop();
+/// SIGTERM and SIGINT, from the moment on at which this is made.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// Listens; `None` if the system does not allow that.
+    fn listen() -> Option<Self> {
+        let terminate = signal(SignalKind::terminate()).ok()?;
+        Some(Self { terminate, interrupt: signal(SignalKind::interrupt()).ok()? })
     }
-    std::future::pending::<()>().await;
+
+    /// Returns when one of them has come.
+    async fn told(mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
 }
 
 async fn driver_manager(host: &Linux, stop: &Stop, arguments: &DriverManager) -> Result<(), Failure> {
@@ -144,13 +159,13 @@ async fn driver_manager(host: &Linux, stop: &Stop, arguments: &DriverManager) ->
     }
 }
 
-async fn vfio_manage(host: &Linux, arguments: &VfioManage) -> Result<(), Failure> {
+async fn vfio_manage(host: &Linux, stop: &Stop, arguments: &VfioManage) -> Result<(), Failure> {
     match &arguments.command {
         VfioCommand::Bind { devices, host_root, nvswitches } => {
-            vfio::bind(host, &devices.which(), *nvswitches, host_root).await
+            vfio::bind(host, stop, &devices.which(), *nvswitches, host_root).await
         }
         VfioCommand::Unbind { devices, nvswitches } => {
-            vfio::unbind(host, &devices.which(), *nvswitches).await
+            vfio::unbind(host, stop, &devices.which(), *nvswitches).await
         }
     }
 }
@@ -179,4 +194,19 @@ async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
     config.default_retry = false; // a budget's refusal must be seen at once
     let unusable = unusable("cannot speak to the API server".to_owned());
     Client::try_from(config).map_err(|error| unusable(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_word_that_comes_before_anybody_waits_for_it_is_heard() {
+        let signals = Signals::listen().unwrap();
+        // Nothing has been polled. Without a listener this would be the end of all tests.
+        let own = rustix::process::getpid();
+        rustix::process::kill_process(own, rustix::process::Signal::TERM).unwrap();
+        let told = tokio::time::timeout(std::time::Duration::from_secs(10), signals.told()).await;
+        assert!(told.is_ok());
+    }
 }

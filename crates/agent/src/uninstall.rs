@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::cluster::Cluster;
 use crate::failure::Failure;
-use crate::host::Host;
+use crate::host::{Host, KernelPaths};
 use crate::journal::Stage;
 use crate::labels::{self, Batch};
 use crate::leaving::{holds_claims, leave, no_claim_holders};
@@ -26,7 +26,7 @@ use crate::stop::Stop;
 use crate::unload::{self, Left};
 use crate::vfio::{self, Which};
 use crate::wait::Audience;
-use crate::{host_driver, journal, mofed, operands};
+use crate::{host_driver, journal, modules, mofed, operands};
 
 /// The DaemonSet controller takes the pod off a node with a driver of its own within this time.
 const TAKEN_OFF_WITHIN: Duration = Duration::from_mins(1);
@@ -94,7 +94,9 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
     /// Finds out how far the start before this one was.
     async fn begin(agent: &'a Agent<'b, H>, node: Node) -> Result<Self, Failure> {
         let boot = journal::boot_id(agent.host).await?;
-        let (left, stage) = unload::found(agent.host, &agent.settings.paths, &boot).await?;
+        let found = unload::found(agent.host, &agent.settings.paths, &boot).await?;
+        let half = unload::is_half_by_the_node(&found, &node, &boot);
+        let (left, stage) = if half { (Left::Half, None) } else { found };
         if left == Left::Nothing && matches!(stage, Some(Stage::Unloading(_))) {
             // The last start was killed before it could note that.
             journal::write(agent.host, &agent.settings.paths.journal, &boot, Stage::Unloaded).await?;
@@ -114,6 +116,9 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
 
     async fn work(&mut self) -> Result<(), Failure> {
         let Agent { host, cluster, stop, settings } = self.agent;
+        if self.left == Left::Half {
+            self.keep_out().await?;
+        }
         let found = host_driver::settle(*host, cluster, stop, &mut self.node, &settings.paths).await?;
         if let Some(version) = found {
             stop.sleep(TAKEN_OFF_WITHIN).await?;
@@ -147,11 +152,28 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
         self.end().await
     }
 
-    /// The same configuration is installed, and nobody wants it installed again.
+    /// An earlier start was killed between two modules, and where pods are not evicted it had not cordoned the node: that
+    /// comes before everything that may take its time.
+    async fn keep_out(&mut self) -> Result<(), Failure> {
+        let (boot, now) = (&self.boot, self.agent.cluster.now());
+        let decide = |node: &Node| node::needs_reboot(node, boot, None, now);
+        self.agent.cluster.change(&mut self.node, "keep the node out with half a driver", decide).await?;
+        Ok(())
+    }
+
+    /// The same configuration is installed and serves, and nobody wants it installed again.
     async fn is_wanted(&self) -> Result<bool, Failure> {
-        let Settings { force_reinstall, digest, paths, .. } = &self.agent.settings;
-        let installed = self.agent.host.read(&paths.state_file).await?.unwrap_or_default();
-        Ok(!force_reinstall && !digest.is_empty() && installed.trim() == digest)
+        let Agent { host, settings, .. } = self.agent;
+        let Settings { force_reinstall, digest, paths, .. } = settings;
+        let installed = host.read(&paths.state_file).await?.unwrap_or_default();
+        if *force_reinstall || digest.is_empty() || installed.trim() != digest {
+            return Ok(false);
+        }
+        let serves = modules::serves(&host.modules(&KernelPaths::default()).await?);
+        if !serves {
+            tracing::warn!("the wanted driver is loaded, but not all of it: it is installed again");
+        }
+        Ok(serves)
     }
 
     fn told(&self) -> Audience<'_> {
@@ -277,7 +299,7 @@ impl<'a, 'b, H: Host> Run<'a, 'b, H> {
     async fn prepare(&self) -> Result<(), Failure> {
         let Agent { host, settings, stop, .. } = self.agent;
         unload::unload_nouveau(*host).await?;
-        vfio::unbind(*host, &Which::All, settings.nvswitches).await?;
+        vfio::unbind(*host, stop, &Which::All, settings.nvswitches).await?;
         mofed::ready(*host, settings, stop, self.told()).await
     }
 

@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use crate::host::{Host, KernelPaths, Modules};
 use crate::journal::{self, Stage};
 use crate::modules::{self, unload_order};
+use crate::node::Node;
 use crate::settings::Paths;
 
 /// A module that somebody took hold of after it was looked at is tried so often, …
@@ -28,7 +29,7 @@ pub enum Left {
     Half,
 }
 
-/// What there is of a driver, and how far the last unload was.
+/// What there is of a driver as far as the machine tells, and how far the last unload was.
 pub async fn found(host: &impl Host, paths: &Paths, boot: &str) -> Result<(Left, Option<Stage>), Failure> {
     let loaded = host.modules(&KernelPaths::default()).await?;
     let stage = journal::read(host, &paths.journal, boot).await?;
@@ -38,6 +39,12 @@ pub async fn found(host: &impl Host, paths: &Paths, boot: &str) -> Result<(Left,
         _ => Left::Whole,
     };
     Ok((left, stage))
+}
+
+/// The note is gone or cannot be read, but the node says that this boot has half a driver left: somebody has cleared `/run`.
+/// Only a reboot, or an unload to the end, takes that back.
+pub fn is_half_by_the_node(found: &(Left, Option<Stage>), node: &Node, boot: &str) -> bool {
+    matches!(found, (Left::Whole, None)) && node.needs_reboot(boot).is_some()
 }
 
 /// Removes the driver's modules, all of them or, if one is busy, none. If that goes wrong half-way `left` says so.
@@ -90,7 +97,10 @@ pub async fn look(host: &impl Host) -> Result<Vec<String>, Failure> {
         Ok(order) => Ok(order),
         Err(mut busy) => {
             for files in busy.device_files() {
-                busy.processes.extend(host.holders(files).await.unwrap_or_default());
+                let holders = host.holders(files).await.unwrap_or_default();
+                busy.processes.extend(holders.seen);
+                // They are the same ones for all files.
+                busy.hidden = busy.hidden.max(holders.hidden);
             }
             Err(busy.into())
         }

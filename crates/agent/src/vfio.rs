@@ -1,13 +1,14 @@
 //! Giving NVIDIA's devices to virtual machines (vfio) and taking them back.
 //!
 //! A device is taken back only from a vfio driver; one that something else drives is left alone. What fails is said and
-//! makes the whole fail, after the other devices have had their turn.
+//! makes the whole fail, after the other devices have had their turn. Whoever is told to end does so between two devices.
 
 use std::time::Duration;
 
 use crate::failure::Failure;
-use crate::host::{Host, HostError, PciDevice, Ran};
+use crate::host::{Holders, Host, HostError, PciDevice, Ran, not_looked_at};
 use crate::modalias::best_driver;
+use crate::stop::Stop;
 
 const NVIDIA: u32 = 0x10de;
 const VGA: u32 = 0x03_0000;
@@ -53,10 +54,11 @@ fn is_vfio(driver: &str) -> bool {
 }
 
 /// Takes devices back from vfio drivers.
-pub async fn unbind(host: &impl Host, which: &Which, nvswitches: bool) -> Result<(), Failure> {
+pub async fn unbind(host: &impl Host, stop: &Stop, which: &Which, nvswitches: bool) -> Result<(), Failure> {
     let devices = host.pci_devices().await?;
     let mut failed = Vec::new();
     for device in chosen(&devices, which, nvswitches) {
+        stop.check()?;
         for device in with_auxiliary(&devices, device) {
             match device.driver.as_deref() {
                 Some(driver) if is_vfio(driver) => {
@@ -86,13 +88,20 @@ async fn take_back(host: &impl Host, device: &PciDevice) -> Result<(), Failure> 
     Ok(())
 }
 
-/// An error that names who holds the device. To take it away from a virtual machine asks that to give it up, and waits for
+/// An error that names who holds the device, or says that this cannot be seen. To take it away from a virtual machine asks that to give it up, and waits for
 /// it in the kernel, where nothing ends the wait.
 async fn is_free(host: &impl Host, device: &PciDevice) -> Result<(), Failure> {
-    let mut holders = host.holders(DEVICE_FILES).await?;
-    holders.retain(|holder| device.vfio_files.iter().any(|file| holder.files.contains(file)));
-    let holders: Vec<String> = holders.iter().map(ToString::to_string).collect();
-    if holders.is_empty() { Ok(()) } else { Err(Failure::Devices(holders.join("; "))) }
+    // A virtual machine holds it by one of these, or not at all.
+    if device.vfio_files.is_empty() {
+        return Ok(());
+    }
+    let Holders { mut seen, hidden } = host.holders(DEVICE_FILES).await?;
+    seen.retain(|holder| device.vfio_files.iter().any(|file| holder.files.contains(file)));
+    let mut held: Vec<String> = seen.iter().map(ToString::to_string).collect();
+    if hidden > 0 {
+        held.push(not_looked_at(hidden));
+    }
+    if held.is_empty() { Ok(()) } else { Err(Failure::Devices(held.join("; "))) }
 }
 
 /// A `bind` that was killed before its last step leaves a device that no driver has and only a vfio driver may take.
@@ -111,15 +120,26 @@ fn driver_override(address: &str) -> String {
 }
 
 /// Gives devices to the vfio driver that fits each best.
-pub async fn bind(host: &impl Host, which: &Which, nvswitches: bool, host_root: &str) -> Result<(), Failure> {
+pub async fn bind(
+    host: &impl Host,
+    stop: &Stop,
+    which: &Which,
+    nvswitches: bool,
+    host_root: &str,
+) -> Result<(), Failure> {
     let devices = host.pci_devices().await?;
     let aliases = aliases(host, host_root).await?;
     let mut failed = Vec::new();
     for device in chosen(&devices, which, nvswitches) {
+        stop.check()?;
         for device in with_auxiliary(&devices, device) {
             let driver = best_driver(&aliases, &device.modalias);
-            if let Err(failure) = give(host, device, &driver, host_root).await {
-                failed.push(format!("give {} to {driver}: {}", device.address, failure.sentence()));
+            match give(host, stop, device, &driver, host_root).await {
+                Err(failure @ Failure::Stopped(_)) => return Err(failure),
+                Err(failure) => {
+                    failed.push(format!("give {} to {driver}: {}", device.address, failure.sentence()));
+                }
+                Ok(()) => {}
             }
         }
     }
@@ -133,8 +153,21 @@ async fn aliases(host: &impl Host, host_root: &str) -> Result<String, Failure> {
     Ok(host.read(&path).await?.unwrap_or_default())
 }
 
-async fn give(host: &impl Host, device: &PciDevice, driver: &str, host_root: &str) -> Result<(), Failure> {
-    match host.run(host_root, &["modprobe", driver], MODPROBE_WITHIN).await? {
+async fn give(
+    host: &impl Host,
+    stop: &Stop,
+    device: &PciDevice,
+    driver: &str,
+    host_root: &str,
+) -> Result<(), Failure> {
+    // Nothing of the device has changed yet, and modprobe may take longer than SIGKILL waits.
+    let modprobe = ["modprobe", driver];
+    let ran = tokio::select! {
+        biased;
+        stopped = stop.told() => return Err(stopped.into()),
+        ran = host.run(host_root, &modprobe, MODPROBE_WITHIN) => ran?,
+    };
+    match ran {
         Ran::Ended { code: Some(0), .. } => {}
         other => return Err(Failure::Devices(format!("modprobe {driver} did not succeed ({other:?})"))),
     }

@@ -9,8 +9,12 @@ use crate::failure::Failure;
 use crate::node::{self, Node};
 use crate::stop::Stop;
 
-/// A wait that takes longer is told of in an Event.
+/// A wait that takes longer is told of in an Event, …
 const TOLD_AFTER: Duration = Duration::from_secs(30);
+/// … and again after this time: an API server keeps an Event for an hour.
+const TOLD_AGAIN: Duration = Duration::from_mins(15);
+/// What is missing may be something else with every look; that is told so often at most.
+const CHANGE_TOLD: Duration = Duration::from_mins(1);
 
 /// How something is waited for.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +71,19 @@ impl Audience<'_> {
     }
 }
 
+/// What people have been told of a wait, and when.
+struct Told {
+    at: Instant,
+    missing: String,
+}
+
+impl Told {
+    fn is_out_of_date(&self, missing: &str) -> bool {
+        let after = if self.missing == missing { TOLD_AGAIN } else { CHANGE_TOLD };
+        self.at.elapsed() >= after
+    }
+}
+
 impl Wait<'_> {
     /// Looks until nothing is missing, the limit has passed or the agent is told to end. From the second look on it is also
     /// seen whether somebody has lifted the agent's cordon meanwhile.
@@ -78,7 +95,7 @@ impl Wait<'_> {
     ) -> Result<(), Failure> {
         let Wait { what, every, limit } = self;
         let begun = Instant::now();
-        let (mut said, mut last) = (false, String::new());
+        let (mut said, mut last) = (None::<Told>, String::new());
         loop {
             stop.check()?;
             let Look::Missing(missing) = look.look().await? else { return Ok(()) };
@@ -93,8 +110,8 @@ impl Wait<'_> {
             if let Some(limit) = limit.filter(|limit| waited >= *limit) {
                 return Err(Failure::TimedOut { what: what.to_owned(), missing, limit });
             }
-            if waited >= TOLD_AFTER && !said {
-                said = true;
+            if said.as_ref().map_or(waited >= TOLD_AFTER, |said| said.is_out_of_date(&missing)) {
+                said = Some(Told { at: Instant::now(), missing: missing.clone() });
                 let message = format!("The driver manager waits for {what}: {missing}");
                 told.cluster.say(told.node, told.reason, false, &message).await;
             }

@@ -138,6 +138,34 @@ fn a_program_in_another_root_directory_answers_is_missing_or_hangs() {
     });
 }
 
+/// Who is root may look everywhere; without a single capability, and with the files of a process closed, nobody may.
+#[test]
+fn processes_that_may_not_be_looked_at_are_counted() {
+    const NAME: &str = "processes_that_may_not_be_looked_at_are_counted";
+    let Ok(directory) = std::env::var(INSIDE) else {
+        let directory = tempfile::tempdir().unwrap();
+        let this = std::env::current_exe().unwrap();
+        let mut command = Command::new("unshare");
+        // Without a map of users the capabilities that come with a namespace of one's own open no file.
+        command.arg("--user").arg(this).args(["--exact", NAME, "--nocapture"]);
+        let output = command.env(INSIDE, directory.path()).stdin(Stdio::null()).output();
+        let Some(output) = output.ok().filter(|output| !output.stdout.is_empty()) else {
+            return println!("this kernel does not allow a private user namespace here: nothing was tried");
+        };
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}");
+        return;
+    };
+    sh(&format!(
+        "cd {directory}; mkdir -p proc/7/fd proc/8/fd proc/9; echo qemu > proc/7/comm; ln -s /dev/vfio/1 proc/7/fd/3; \
+         ln -s /dev/vfio/1 proc/8/fd/3; chmod 0 proc/8/fd"
+    ));
+    let holders = runtime().block_on(Linux::below(&directory).holders("/dev/vfio/")).unwrap();
+    sh(&format!("chmod 700 {directory}/proc/8/fd"));
+    let seen: Vec<u32> = holders.seen.iter().map(|holder| holder.pid).collect();
+    assert_eq!((seen, holders.hidden), (vec![7], 1), "process 9 has ended");
+}
+
 fn binary(name: &str, arguments: &[&str]) -> Output {
     use std::os::unix::process::CommandExt as _;
     let mut command = Command::new(BINARY);

@@ -71,7 +71,7 @@ async fn holders_are_named_with_pid_and_command() {
     fs::create_dir_all(root.join("proc/17/fd")).unwrap();
     put(root, "proc/modules", "");
     let holders = Linux::below(root).holders("/dev/nvidia").await.unwrap();
-    let texts: Vec<String> = holders.iter().map(ToString::to_string).collect();
+    let texts: Vec<String> = holders.seen.iter().map(ToString::to_string).collect();
     assert_eq!(texts, ["process 4242 (python3) has /dev/nvidia-uvm and /dev/nvidia0 open"]);
 }
 
@@ -85,7 +85,7 @@ async fn a_real_process_with_an_open_file_is_found() {
     let holders = Linux::default().holders(path.to_str().unwrap()).await.unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
-    let found = holders.iter().find(|holder| holder.pid == child.id()).unwrap();
+    let found = holders.seen.iter().find(|holder| holder.pid == child.id()).unwrap();
     assert_eq!(found.command, "sleep");
 }
 

@@ -1,5 +1,7 @@
 use super::*;
+use crate::failure::TERMINATED;
 use crate::fake::{FakeHost, Machine};
+use crate::stop::Stopper;
 
 fn device(address: &str, class: u32, driver: Option<&str>) -> PciDevice {
     PciDevice {
@@ -46,10 +48,10 @@ fn only_nvidias_gpus_are_meant_and_nvswitches_if_asked_for() {
 #[tokio::test]
 async fn a_device_goes_to_the_driver_that_fits_best_under_the_name_that_the_bus_knows() {
     let host = host(vec![device("a", ACCELERATOR, Some("nvidia"))]);
-    bind(&host, &Which::All, false, "/").await.unwrap();
+    bind(&host, &Stop::never(), &Which::All, false, "/").await.unwrap();
     assert_eq!(drivers(&host), [Some("nvgrace-gpu-vfio-pci".to_owned())]);
     let before = host.calls().len();
-    bind(&host, &Which::All, false, "/").await.unwrap();
+    bind(&host, &Stop::never(), &Which::All, false, "/").await.unwrap();
     let writes = host.calls().into_iter().skip(before).filter(|call| call.starts_with("write")).count();
     assert_eq!(writes, 0, "it is where it should be");
 }
@@ -60,9 +62,9 @@ async fn what_is_on_the_card_goes_with_it_and_comes_back() {
     card.consumers = vec!["a.1".to_owned()];
     let sound = PciDevice { vendor: NVIDIA, ..device("a.1", 0x04_0300, Some("snd_hda_intel")) };
     let host = host(vec![card, sound]);
-    bind(&host, &Which::One("a".to_owned()), false, "/").await.unwrap();
+    bind(&host, &Stop::never(), &Which::One("a".to_owned()), false, "/").await.unwrap();
     assert!(drivers(&host).iter().all(|driver| driver.as_deref().is_some_and(is_vfio)));
-    unbind(&host, &Which::All, false).await.unwrap();
+    unbind(&host, &Stop::never(), &Which::All, false).await.unwrap();
     assert_eq!(drivers(&host), [None, None]);
 }
 
@@ -72,7 +74,7 @@ async fn one_device_that_fails_is_told_of_and_does_not_keep_the_others() {
     host.change(|machine| {
         machine.failing.insert("write /sys/bus/pci/devices/a/driver/unbind".to_owned());
     });
-    let failure = unbind(&host, &Which::All, false).await.unwrap_err();
+    let failure = unbind(&host, &Stop::never(), &Which::All, false).await.unwrap_err();
     assert!(failure.sentence().starts_with("take a back from vfio-pci"), "{}", failure.sentence());
     assert_eq!(drivers(&host), [Some("vfio-pci".to_owned()), None]);
 }
@@ -85,7 +87,7 @@ async fn a_bind_that_was_killed_before_its_last_step_is_undone() {
         machine.file(&ours, "vfio-pci\n");
         machine.file(&theirs, "nvidia\n");
     });
-    unbind(&host, &Which::All, false).await.unwrap();
+    unbind(&host, &Stop::never(), &Which::All, false).await.unwrap();
     let files = host.machine().files;
     assert_eq!(files[&ours], NO_OVERRIDE);
     assert_eq!(files[&theirs], "nvidia\n", "nobody here wrote that");
@@ -93,7 +95,7 @@ async fn a_bind_that_was_killed_before_its_last_step_is_undone() {
         machine.file(&ours, "vfio-pci\n");
         machine.failing.insert(format!("write {ours}"));
     });
-    let failure = unbind(&host, &Which::All, false).await.unwrap_err();
+    let failure = unbind(&host, &Stop::never(), &Which::All, false).await.unwrap_err();
     assert!(failure.sentence().starts_with("clear the override of a: "), "{}", failure.sentence());
 }
 
@@ -102,7 +104,8 @@ async fn a_device_that_a_virtual_machine_holds_is_not_taken_away_and_who_holds_i
     let held = host(vec![device("1", VGA, Some("vfio-pci")), device("12", VGA, Some("vfio-pci"))]);
     // Of the other device's group; the names begin alike.
     held.change(|machine| machine.open(9, "qemu-kvm", "/dev/vfio/12", &[]));
-    let unbinding = unbind(&held, &Which::All, false);
+    let stop = Stop::never();
+    let unbinding = unbind(&held, &stop, &Which::All, false);
     let unbound = tokio::time::timeout(Duration::from_hours(1), unbinding).await;
     let text = unbound.expect("the kernel would wait for ever").unwrap_err().sentence();
     assert_eq!(text, "take 12 back from vfio-pci: process 9 (qemu-kvm) has /dev/vfio/12 open");
@@ -110,7 +113,49 @@ async fn a_device_that_a_virtual_machine_holds_is_not_taken_away_and_who_holds_i
     assert!(!held.calls().contains(&format!("write {}", driver_override("12"))), "nothing was changed");
     // Nor is it given to another vfio driver.
     let one = Which::One("12".to_owned());
-    let bound = tokio::time::timeout(Duration::from_hours(1), bind(&held, &one, false, "/")).await;
+    let bound = tokio::time::timeout(Duration::from_hours(1), bind(&held, &stop, &one, false, "/")).await;
     let text = bound.expect("the kernel would wait for ever").unwrap_err().sentence();
     assert!(text.contains("process 9 (qemu-kvm) has /dev/vfio/12 open"), "{text}");
+}
+
+#[tokio::test]
+async fn a_device_is_not_taken_away_where_nobody_can_see_who_holds_it() {
+    let unseen = host(vec![device("a", VGA, Some("vfio-pci"))]);
+    unseen.change(|machine| machine.hidden = 1);
+    let text = unbind(&unseen, &Stop::never(), &Which::All, false).await.unwrap_err().sentence();
+    assert!(
+        text.starts_with("take a back from vfio-pci: 1 process that may have it open could not"),
+        "{text}"
+    );
+    assert_eq!(drivers(&unseen), [Some("vfio-pci".to_owned())]);
+    // One that has no such file is held by no virtual machine.
+    unseen.change(|machine| machine.devices[0].vfio_files.clear());
+    unbind(&unseen, &Stop::never(), &Which::All, false).await.unwrap();
+    assert_eq!(drivers(&unseen), [None]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_is_told_to_end_leaves_the_devices_that_are_left_as_they_are() {
+    let (stopper, stop) = Stopper::new();
+    stopper.stop();
+    let devices = || vec![device("a", VGA, Some("vfio-pci")), device("b", VGA, Some("nvidia"))];
+    let host = host(devices());
+    for failure in [
+        unbind(&host, &stop, &Which::All, false).await.unwrap_err(),
+        bind(&host, &stop, &Which::All, false, "/").await.unwrap_err(),
+    ] {
+        assert_eq!(failure.exit_code(), TERMINATED, "{}", failure.sentence());
+    }
+    assert_eq!(host.machine().devices, devices());
+    // Nor does it wait for a program on the host that hangs, with half a minute until SIGKILL.
+    host.change(|machine| machine.modprobe_hangs = true);
+    let (stopper, stop) = Stopper::new();
+    let tell = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        stopper.stop();
+    };
+    let begun = tokio::time::Instant::now();
+    let failure = tokio::join!(bind(&host, &stop, &Which::All, false, "/"), tell).0.unwrap_err();
+    assert_eq!((failure.exit_code(), begun.elapsed()), (TERMINATED, Duration::from_secs(1)));
+    assert_eq!(host.machine().devices, devices());
 }

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kube::ResourceExt as _;
+use pitcrew_agent::Failure;
 use pitcrew_agent::failure::{FAILED, NEEDS_REBOOT, TERMINATED, TIMED_OUT};
 use pitcrew_agent::fake::{Death, HostDriver, Machine};
 use pitcrew_agent::host::PciDevice;
@@ -52,6 +53,18 @@ async fn whoever_keeps_a_module_by_device_files_in_other_places_is_named_too() {
         let text = stage.uninstall().await.unwrap_err().sentence();
         assert!(text.contains(&format!("process 7 ({command}) has {file} open")), "{text}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn processes_that_may_not_be_looked_at_are_counted_and_not_taken_for_nobody() {
+    let stage = Stage::new(with_driver()).await;
+    stage.host.change(|machine| {
+        machine.open(7, "python3", "/somewhere/else", &["nvidia"]);
+        machine.hidden = 2;
+    });
+    let text = stage.uninstall().await.unwrap_err().sentence();
+    assert!(text.contains("2 processes that may have it open could not be looked at"), "{text}");
+    assert!(!text.contains("no process with an open"), "{text}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -131,6 +144,71 @@ async fn why_half_a_driver_needs_a_reboot_outlives_starts_that_fail_for_somethin
 }
 
 #[tokio::test(start_paused = true)]
+async fn half_a_driver_whose_note_is_gone_is_still_half_a_driver_in_the_same_boot() {
+    const NOTE: &str = "/run/nvidia/pitcrew-unload.json";
+    for note in [None, Some(""), Some("{\"boot\":\"boot-1\",\"sta")] {
+        let mut stage = Stage::new(with_driver()).await;
+        wants(&mut stage, "new");
+        stage.host.change(|machine| machine.grabbed = Some(("nvidia_uvm".to_owned(), "nvidia".to_owned())));
+        assert_eq!(stage.uninstall().await.unwrap_err().exit_code(), NEEDS_REBOOT);
+        // Somebody tidies up `/run/nvidia`, or spoils what is there.
+        stage.host.change(|machine| {
+            machine.files.remove("/run/nvidia/nvidia-driver.state");
+            machine.files.remove(NOTE);
+            if let Some(text) = note {
+                machine.file(NOTE, text);
+            }
+        });
+        let failure = stage.uninstall().await.unwrap_err();
+        assert_eq!(failure.exit_code(), NEEDS_REBOOT, "{note:?}: {}", failure.sentence());
+        assert!(stage.is_cordoned().await && stage.paused().await.len() == 3, "{note:?}");
+        assert!(stage.node().await.annotations().contains_key(NEEDS_REBOOT_ANNOTATION), "{note:?}");
+        // Nor does what looks like a driver that is up give the node back.
+        stage.host.change(|machine| {
+            machine.mounts.push("/run/nvidia/driver".to_owned());
+            machine.file("/run/nvidia/validations/.driver-ctr-ready", "");
+        });
+        let failure = stage.finish(Duration::from_mins(1)).await.unwrap_err();
+        assert!(failure.sentence().contains("half of the old one"), "{note:?}: {}", failure.sentence());
+        assert!(stage.is_cordoned().await, "{note:?}");
+        // Its holder ends: the unload goes on to its end, and the record goes with it.
+        stage.host.change(|machine| machine.processes.clear());
+        stage.uninstall().await.unwrap();
+        assert!(!stage.node().await.annotations().contains_key(NEEDS_REBOOT_ANNOTATION), "{note:?}");
+        stage.load_new_driver();
+        stage.finish(Duration::from_mins(1)).await.unwrap();
+        assert!(!stage.is_cordoned().await, "{note:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn half_a_driver_that_a_killed_start_left_keeps_the_node_out_at_once() {
+    // Nobody evicts pods, so nobody has cordoned the node either.
+    let mut stage = Stage::new(with_driver()).await;
+    stage.settings.evict = false;
+    let at = call(&stage, "remove module nvidia_uvm").await;
+    stage.plan(Kill::Host(Death { at, after: true }));
+    assert!(stage.until_killed(stage.uninstall()).await.is_none());
+    assert!(!stage.is_cordoned().await);
+    // The next start has hardly begun.
+    stage.host.dies(None);
+    stage.host.change(|machine| machine.host_driver = HostDriver::Hangs);
+    let begun = tokio::time::timeout(Duration::from_secs(1), stage.uninstall()).await;
+    assert!(begun.is_err() && stage.is_cordoned().await);
+    let node = stage.node().await;
+    let record: NeedsReboot = serde_json::from_str(&node.annotations()[NEEDS_REBOOT_ANNOTATION]).unwrap();
+    assert_eq!(record.boot, "boot-1");
+    // It goes on where the first one was killed.
+    stage.host.change(|machine| machine.host_driver = HostDriver::Absent);
+    stage.uninstall().await.unwrap();
+    assert!(stage.host.machine().modules.is_empty());
+    assert!(!stage.node().await.annotations().contains_key(NEEDS_REBOOT_ANNOTATION));
+    stage.load_new_driver();
+    stage.finish(Duration::from_mins(1)).await.unwrap();
+    assert!(!stage.is_cordoned().await);
+}
+
+#[tokio::test(start_paused = true)]
 async fn half_a_driver_whose_holder_leaves_is_unloaded_after_all() {
     let stage = Stage::new(with_driver()).await;
     stage.host.change(|machine| machine.grabbed = Some(("nvidia_uvm".to_owned(), "nvidia".to_owned())));
@@ -176,7 +254,7 @@ async fn another_driver_that_is_loaded_after_an_unload_is_not_the_rest_of_the_on
         });
         if killed {
             // … or the last start was killed before it could note that everything is gone.
-            let at = last_removal(&stage).await;
+            let at = call(&stage, "remove module nvidia").await;
             stage.plan(Kill::Host(Death { at, after: true }));
             assert!(stage.until_killed(stage.uninstall()).await.is_none());
             assert!(stage.host.machine().modules.is_empty());
@@ -197,12 +275,12 @@ async fn another_driver_that_is_loaded_after_an_unload_is_not_the_rest_of_the_on
     }
 }
 
-/// Which call to the machine removes the last module.
-async fn last_removal(stage: &Stage) -> usize {
-    let other = Stage::new(stage.host.machine()).await;
-    other.uninstall().await.unwrap_err();
-    let last = other.host.calls().iter().position(|call| call == "remove module nvidia");
-    last.unwrap() + 1
+/// Which call to the machine this one is, counted from the beginning.
+async fn call(stage: &Stage, call: &str) -> usize {
+    let mut other = Stage::new(stage.host.machine()).await;
+    other.settings = stage.settings.clone();
+    let _ = other.uninstall().await;
+    other.host.calls().iter().position(|made| made == call).unwrap() + 1
 }
 
 #[tokio::test(start_paused = true)]
@@ -289,11 +367,8 @@ async fn the_word_of_the_last_driver_container_does_not_pass_for_the_next_ones()
 
 #[tokio::test(start_paused = true)]
 async fn mofed_is_waited_for_with_a_deadline_and_the_node_is_not_left_paused() {
-    let mut stage = Stage::new(with_driver()).await;
-    stage.settings.rdma = true;
+    let mut stage = without_mofed().await;
     stage.settings.mofed_limit = Some(Duration::from_mins(2));
-    let card = PciDevice { address: "0000:81:00.0".to_owned(), vendor: 0x15b3, ..PciDevice::default() };
-    stage.host.change(|machine| machine.devices.push(card));
     let failure = stage.uninstall().await.unwrap_err();
     assert_eq!(failure.exit_code(), TIMED_OUT);
     assert!(failure.sentence().contains("/run/mellanox/drivers/.driver-ready is not there"));
@@ -303,15 +378,51 @@ async fn mofed_is_waited_for_with_a_deadline_and_the_node_is_not_left_paused() {
     stage.uninstall().await.unwrap();
 }
 
+/// A machine whose network card needs MOFED, which is not there.
+async fn without_mofed() -> Stage {
+    let mut stage = Stage::new(with_driver()).await;
+    stage.settings.rdma = true;
+    let card = PciDevice { address: "0000:81:00.0".to_owned(), vendor: 0x15b3, ..PciDevice::default() };
+    stage.host.change(|machine| machine.devices.push(card));
+    stage
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_wait_is_told_of_again_before_its_event_is_gone() {
+    let mut stage = without_mofed().await;
+    stage.settings.mofed_limit = None;
+    let waits = tokio::time::timeout(Duration::from_mins(40), stage.uninstall()).await;
+    assert!(waits.is_err(), "for ever");
+    let told = async |what: &str| stage.events().await.iter().filter(|event| event.contains(what)).count();
+    assert_eq!(told("waits for MOFED").await, 3, "after half a minute, and every 15 min");
+    // What is missing becomes something else.
+    let comes = async {
+        tokio::time::sleep(Duration::from_mins(5)).await;
+        stage.host.change(|machine| machine.install("new"));
+    };
+    let finished = tokio::join!(stage.finish(Duration::from_mins(10)), comes).0;
+    assert_eq!(finished.unwrap_err().exit_code(), TIMED_OUT);
+    assert_eq!(told("waits for the new driver: it is not loaded").await, 1);
+    assert_eq!(told("waits for the new driver: /run/nvidia/validations/.driver-ctr-ready").await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sigterm_while_mofed_is_waited_for_puts_back_what_was_paused() {
+    let stage = without_mofed().await;
+    let before = stage.node().await.labels().clone();
+    let failure = stage.uninstall_told_after(Duration::from_mins(1)).await.unwrap_err();
+    assert_eq!(failure.exit_code(), TERMINATED, "{}", failure.sentence());
+    assert!(stage.events().await.iter().any(|event| event.contains("waits for MOFED")), "it was there");
+    assert!(was_paused(&stage, "nvidia.com/gpu.deploy.dcgm"));
+    assert_eq!(*stage.node().await.labels(), before);
+    assert!(stage.is_cordoned().await, "its driver is gone");
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_hosts_mofed_is_told_by_the_modules_whole_name() {
-    let mut stage = Stage::new(with_driver()).await;
-    (stage.settings.rdma, stage.settings.host_mofed) = (true, true);
-    let card = PciDevice { address: "0000:81:00.0".to_owned(), vendor: 0x15b3, ..PciDevice::default() };
-    stage.host.change(|machine| {
-        machine.devices.push(card);
-        machine.load("mlx5_core_lookalike", None);
-    });
+    let mut stage = without_mofed().await;
+    stage.settings.host_mofed = true;
+    stage.host.change(|machine| machine.load("mlx5_core_lookalike", None));
     assert_eq!(stage.uninstall().await.unwrap_err().exit_code(), TIMED_OUT);
     // Who waits for ever sees it come, however late.
     stage.settings.mofed_limit = None;
@@ -378,6 +489,43 @@ async fn a_driver_on_the_host_that_hangs_does_not_hang_the_agent() {
     assert!(failure.sentence().contains("did not answer"), "{}", failure.sentence());
     assert_eq!(stage.host.machine().modules.len(), 4);
     assert_eq!(stage.node().await.labels()["nvidia.com/gpu.deploy.driver"], "true");
+}
+
+/// Plays `uninstall_driver` where the host's `nvidia-smi` ends like this.
+async fn where_nvidia_smi_ends(code: Option<i32>, output: &str) -> (Stage, Result<(), Failure>) {
+    let host_driver = HostDriver::Ends(code, output.to_owned());
+    let stage = Stage::new(Machine { host_driver, ..with_driver() }).await;
+    let result = stage.uninstall().await;
+    (stage, result)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_host_whose_nvidia_smi_fails_is_not_one_without_a_driver() {
+    for (code, words) in [
+        (Some(15), "nvidia-smi of the host ended with exit code 15 (a GPU has fallen off the bus): whether"),
+        (Some(18), "ended with exit code 18 (its library is of another version"),
+        (Some(14), "ended with exit code 14 (a GPU's infoROM is corrupt) without a version"),
+        (Some(255), "ended with exit code 255: whether the host has a driver of its own cannot be said"),
+        (None, "was ended by a signal"),
+    ] {
+        let (stage, result) = where_nvidia_smi_ends(code, "").await;
+        let failure = result.unwrap_err();
+        assert_eq!(failure.exit_code(), FAILED);
+        assert!(failure.sentence().contains(words), "{}", failure.sentence());
+        assert_eq!(stage.host.machine().modules.len(), 4, "{code:?}: it may be the host's own");
+        assert_eq!(stage.node().await.labels()["nvidia.com/gpu.deploy.driver"], "true", "{code:?}");
+    }
+    // Who says that no driver is loaded, or has nothing to ask one with, has said it.
+    for code in [9, 12] {
+        let (stage, result) = where_nvidia_smi_ends(Some(code), "NVIDIA-SMI has failed\n").await;
+        result.unwrap();
+        assert!(stage.host.machine().modules.is_empty(), "{code}");
+    }
+    // And a GPU that complains has a driver all the same.
+    let (stage, result) = where_nvidia_smi_ends(Some(14), "WARNING: infoROM is corrupted\n535.1\n").await;
+    let failure = result.unwrap_err();
+    assert!(failure.sentence().contains("driver 535.1 installed"), "{}", failure.sentence());
+    assert_eq!(stage.node().await.labels()["nvidia.com/gpu.deploy.driver"], "pre-installed");
 }
 
 #[tokio::test(start_paused = true)]

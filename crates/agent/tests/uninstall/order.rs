@@ -1,5 +1,7 @@
 //! What happens, in which order, and what is asked of the API.
 
+use std::collections::BTreeSet;
+
 use kube::{Client, ResourceExt as _};
 use pitcrew_agent::clock::Clock;
 use pitcrew_agent::cluster::Cluster;
@@ -102,6 +104,28 @@ async fn the_same_configuration_is_installed_again_if_that_is_wanted() {
     stage.settings.force_reinstall = true;
     stage.uninstall().await.unwrap();
     assert!(stage.host.machine().modules.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_rest_of_the_wanted_driver_is_not_the_wanted_driver() {
+    // Somebody else's unload was cut off, and there is no note of it.
+    let rest = || {
+        let mut machine = with_driver();
+        machine.modules.retain(|name, _| name == "nvidia");
+        machine.modules.insert("nvidia".to_owned(), BTreeSet::new());
+        machine
+    };
+    let mut stage = Stage::new(rest()).await;
+    wants(&mut stage, "old");
+    stage.uninstall().await.unwrap();
+    assert!(stage.host.machine().modules.is_empty(), "it comes anew");
+    assert!(!stage.pods().await.contains(&"research/train".to_owned()), "as any other driver");
+    // A driver of virtual GPUs has no such module, and one of its own.
+    let mut stage = Stage::new(rest()).await;
+    stage.host.change(|machine| machine.load("nvidia_vgpu_vfio", None));
+    wants(&mut stage, "old");
+    stage.uninstall().await.unwrap();
+    assert_eq!(stage.host.machine().modules.len(), 2, "it stays");
 }
 
 #[tokio::test(start_paused = true)]
@@ -208,6 +232,20 @@ async fn a_passing_error_of_the_api_fails_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_refusal_to_write_on_the_node_counts_at_once() {
+    let stage = Stage::new(with_driver()).await;
+    stage.api.on_request(|request| {
+        let written = request.user == "agent" && request.verb == "patch" && request.resource == "nodes";
+        written.then_some(Fault::Denied("you may not"))
+    });
+    let before = stage.host.machine();
+    let text = stage.uninstall().await.unwrap_err().sentence();
+    assert_eq!(text, "pause the operands: you may not");
+    assert_eq!(stage.api.counts().by_request[&("agent".to_owned(), "patch", "nodes".to_owned())], 1);
+    assert_eq!(stage.host.machine(), before);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_check_before_the_work_names_everything_and_changes_nothing() {
     let stage =
         Stage::new(Machine { host_driver: HostDriver::Version("535.1".to_owned()), ..with_driver() }).await;
@@ -217,9 +255,13 @@ async fn the_check_before_the_work_names_everything_and_changes_nothing() {
     let failure =
         pitcrew_agent::preflight::check(&stage.agent(pitcrew_agent::stop::Stop::never())).await.unwrap_err();
     let text = failure.sentence();
-    for words in
-        ["6 problems found", "gpu.deploy.dcgm", "CAP_SYS_MODULE", "CAP_SYS_PTRACE", "driver 535.1 installed"]
-    {
+    for words in [
+        "7 problems found",
+        "gpu.deploy.dcgm",
+        "CAP_SYS_MODULE",
+        "CAP_DAC_READ_SEARCH",
+        "driver 535.1 installed",
+    ] {
         assert!(text.contains(words), "{text}");
     }
     assert_eq!((stage.node().await, stage.host.machine()), (node, machine));

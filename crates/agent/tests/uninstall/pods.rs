@@ -181,6 +181,38 @@ async fn claims_are_read_in_the_version_that_the_cluster_serves() {
     assert!(!pods.contains(&"research/user".to_owned()), "{pods:?}");
 }
 
+/// A cluster that does not serve resource claims at all.
+fn without_claims(client: Client) -> Client {
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let client = client.clone();
+        async move {
+            let path = request.uri().path().to_owned();
+            if !path.starts_with("/apis/resource.k8s.io") {
+                return client.send(request).await;
+            }
+            assert_eq!(path, "/apis/resource.k8s.io", "nobody asks for a claim");
+            let body = kube::client::Body::from(b"404 page not found\n".to_vec());
+            let mut response = http::Response::new(body);
+            *response.status_mut() = http::StatusCode::NOT_FOUND;
+            Ok(response)
+        }
+    });
+    Client::new(service, "default")
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_claims_are_not_served_who_refers_to_one_may_hold_it_from_before() {
+    let stage = Stage::new(with_driver()).await;
+    let spec = json!({"ownedBy": "Job", "resourceClaims": [{"name": "c", "resourceClaimName": "gpu"}]});
+    stage.pod("research", "from-before", json!({}), spec).await;
+    let clock = Clock::starting_at(stage.api.now());
+    let cluster = Cluster::new(without_claims(stage.api.client_as("agent")), NODE, clock, Stop::never());
+    uninstall(&Agent { cluster, ..stage.agent(Stop::never()) }).await.unwrap();
+    assert!(stage.host.machine().modules.is_empty());
+    let pods = stage.pods().await;
+    assert!(!pods.iter().any(|pod| pod.starts_with("research/")), "not served is not absent: {pods:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_cannot_be_read_is_not_an_absent_one() {
     let stage = Stage::new(with_driver()).await;
