@@ -491,10 +491,12 @@ async fn a_driver_on_the_host_that_hangs_does_not_hang_the_agent() {
     assert_eq!(stage.node().await.labels()["nvidia.com/gpu.deploy.driver"], "true");
 }
 
-/// Plays `uninstall_driver` where the host's `nvidia-smi` ends like this.
+/// Plays `uninstall_driver` where the host's `nvidia-smi` ends like this, and no container says that the driver is its own.
 async fn where_nvidia_smi_ends(code: Option<i32>, output: &str) -> (Stage, Result<(), Failure>) {
     let host_driver = HostDriver::Ends(code, output.to_owned());
-    let stage = Stage::new(Machine { host_driver, ..with_driver() }).await;
+    let mut machine = Machine { host_driver, ..with_driver() };
+    machine.files.remove("/run/nvidia/nvidia-driver.state");
+    let stage = Stage::new(machine).await;
     let result = stage.uninstall().await;
     (stage, result)
 }
@@ -526,6 +528,16 @@ async fn a_host_whose_nvidia_smi_fails_is_not_one_without_a_driver() {
     let failure = result.unwrap_err();
     assert!(failure.sentence().contains("driver 535.1 installed"), "{}", failure.sentence());
     assert_eq!(stage.node().await.labels()["nvidia.com/gpu.deploy.driver"], "pre-installed");
+}
+
+/// Of another version than the container's driver that is loaded.
+#[tokio::test(start_paused = true)]
+async fn tools_that_were_left_on_a_host_do_not_stop_the_agent() {
+    let host_driver = HostDriver::Ends(Some(18), "Driver/library version mismatch\n".to_owned());
+    let stage = Stage::new(Machine { host_driver, ..with_driver() }).await;
+    stage.uninstall().await.unwrap();
+    assert!(stage.host.machine().modules.is_empty());
+    assert_eq!(stage.node().await.labels()["nvidia.com/gpu.deploy.driver"], "true");
 }
 
 #[tokio::test(start_paused = true)]
