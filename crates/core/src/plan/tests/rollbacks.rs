@@ -156,6 +156,29 @@ fn the_policy_may_leave_the_decision_to_a_person() {
     all_back(&fleet);
 }
 
+/// Somebody edits an environment variable of its DaemonSet while its canary has failed, and nobody takes anything back.
+#[test]
+fn a_version_that_failed_and_is_rendered_anew_waits_for_a_person() {
+    let mut fleet = bad_canary(&json!({"onFailure": "Pause"}));
+    fleet.live(3 * 3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Halted]);
+    fleet.publish("gpu", 20, "new-with-options");
+    fleet.live(3 * 3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Halted]);
+    assert_eq!(fleet.states_of(CANARY).iter().filter(|state| *state == "cordon-required").count(), 1);
+    assert!(fleet.why("gpu-1").starts_with("this version went wrong in rollout gpu-1"), "{}", fleet.screen());
+    // A person may still take it back, or let it begin anew.
+    let mut taken_back = fleet.clone();
+    say(&mut taken_back, "gpu-1", false);
+    taken_back.live(3600);
+    all_back(&taken_back);
+    fleet.crashes_on.clear();
+    say(&mut fleet, "gpu-1", true);
+    fleet.live(3 * 3600);
+    let moved = nodes(&fleet).iter().filter(|node| node.ends_with("upgrade-done new-with-options")).count();
+    assert_eq!(moved, 6, "{}", fleet.screen());
+}
+
 #[test]
 fn what_somebody_else_manages_is_not_written_and_the_status_says_what_to_do() {
     let mut fleet = bad_canary(&json!({}));
