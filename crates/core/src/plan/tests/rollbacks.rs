@@ -9,10 +9,10 @@ use crate::gate::{PodState, Sample};
 use crate::policy::Source;
 use crate::snapshot::{Object, SetbackKind};
 
-const CANARY: &str = "gpu-3";
+pub(super) const CANARY: &str = "gpu-3";
 
 /// Six nodes on the old version, of which one goes first and is watched for an hour; nobody limits them otherwise.
-fn fleet(more: &serde_json::Value) -> Fleet {
+pub(super) fn fleet(more: &serde_json::Value) -> Fleet {
     let mut rollout =
         json!({"stages": [{"name": "canary", "nodeSelector": {"first": "yes"}, "bake": {"duration": "1h"}}]});
     for (field, value) in more.as_object().into_iter().flatten() {
@@ -34,7 +34,7 @@ fn bad_canary(more: &serde_json::Value) -> Fleet {
     fleet
 }
 
-fn status<'a>(fleet: &'a Fleet, rollout: &str) -> &'a RolloutStatus {
+pub(super) fn status<'a>(fleet: &'a Fleet, rollout: &str) -> &'a RolloutStatus {
     fleet.snapshot.rollouts[rollout].status.as_ref().unwrap()
 }
 
