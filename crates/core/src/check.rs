@@ -318,6 +318,7 @@ fn parts_of_atoms(
             && !has_failed(policy, node)
             && !node.is_out_again(&policy.driver)
             && driver_is_current(snapshot, policy, done, name) == Some(false)
+            && !is_left_alone(snapshot, policy, done, name)
     };
     let started: BTreeSet<&NodeName> = starts.iter().map(|(_, name)| *name).collect();
     let (mut under_way, mut torn) = (BTreeSet::new(), BTreeSet::new());
@@ -386,9 +387,11 @@ fn is_target(recorded: &BTreeMap<String, String>, done: &PoolPlan) -> bool {
 /// Nodes go back to what ran before a version that was taken back: by no stages. A DaemonSet that the rollout did not
 /// change is not in what ran before.
 fn goes_back(snapshot: &Snapshot, done: &PoolPlan) -> bool {
-    // It says so itself, whatever became of the rollout that went wrong.
-    if rollout(snapshot, done).is_some_and(|rollout| rollout.spec.rollback_of.is_some()) {
-        return true;
+    // The one under way says so itself, whatever became of the rollout that went wrong.
+    let newest = rollouts(snapshot, done).into_values().next_back();
+    let spent = |rollout: &&Rollout| rollout.spec.cleared.is_some() && rollout.went_wrong();
+    if let Some(newest) = newest.filter(|newest| is_target(&newest.spec.target, done) && !spent(newest)) {
+        return newest.spec.rollback_of.is_some();
     }
     let has_version = |set: &str, hash: Option<&String>, previous: &Previous| {
         let mut sets = snapshot.daemon_sets.values().filter(|known| &*known.name.name == set);
@@ -412,7 +415,8 @@ fn goes_back(snapshot: &Snapshot, done: &PoolPlan) -> bool {
 }
 
 /// Starts of nodes without the labels of any stage that is open. Where stages are counted out, only a person could tell.
-/// A node without any driver, and one that a person tries again, start whatever their stage.
+/// A node without any driver, and one that a person tries again, start whatever their stage. On the way back no stage is open,
+/// and those start that have to go back.
 fn before_their_stage(
     snapshot: &Snapshot,
     policy: &Policy,
@@ -420,7 +424,8 @@ fn before_their_stage(
     mine: &[(usize, &Action)],
 ) -> Broken {
     if goes_back(snapshot, done) {
-        return Vec::new();
+        let starts = starts(mine).map(|(i, patch)| (i, patch.node.clone()));
+        return starts.filter(|(_, name)| is_left_alone(snapshot, policy, done, name)).collect();
     }
     let said = rollout(snapshot, done).and_then(|rollout| rollout.status.as_ref());
     // Stages that were thought of later are for the next version.
@@ -582,6 +587,32 @@ fn driver_is_current(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, name
             && !rollouts(snapshot, done).into_values().any(has_to_go)
     };
     known.then(|| pod.revision.as_ref() == Some(&newest.hash) || spared())
+}
+
+/// On the way back: its driver is of another version than the wanted one, and no rollout that went wrong has asked for that.
+fn is_left_alone(snapshot: &Snapshot, policy: &Policy, done: &PoolPlan, name: &NodeName) -> bool {
+    let tried = snapshot.nodes.get(name).and_then(|node| node.walk_of(&policy.driver)).is_some();
+    let driver = |pod: &&Pod| policy.is_driver(&pod.name.namespace, &pod.labels) && pod.deleting.is_none();
+    let Some(pod) = snapshot.pods_on(name).find(driver).filter(|_| !tried) else { return false };
+    let Some(daemon_set) = pod.owner.as_ref().and_then(|owner| snapshot.daemon_sets.get(&owner.uid)) else {
+        return false;
+    };
+    let version = DriverVersion::from_image(&pod.image);
+    let asked_for = |rollout: &Rollout| {
+        let hash = rollout.spec.target.get(&*daemon_set.name.name);
+        let brings = rollout.spec.version.as_ref().and_then(|version| version.parse().ok());
+        pod.revision.as_ref().is_none_or(|own| hash.is_some_and(|hash| hash == own.as_str()))
+            || (brings.is_some() && brings == version)
+    };
+    let wrong = rollouts(snapshot, done).into_values().filter(|rollout| rollout.went_wrong());
+    let other =
+        version.is_some() && daemon_set.driver_version.is_some() && version != daemon_set.driver_version;
+    // Where nobody knows any more what they come back from, all of them do.
+    let known = |bad: &String| snapshot.rollouts.contains_key(bad);
+    let newest = rollouts(snapshot, done).into_values().next_back();
+    let known = newest.is_some_and(|newest| newest.spec.rollback_of.as_ref().is_none_or(known));
+    let outdated = || driver_is_current(snapshot, policy, done, name) == Some(false);
+    goes_back(snapshot, done) && known && other && !wrong.into_iter().any(asked_for) && outdated()
 }
 
 /// Between slot and release, as far as the record, the label or a write under way says so. A write whose outcome is not

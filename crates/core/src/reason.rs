@@ -246,6 +246,11 @@ pub enum Reason {
         /// What went wrong.
         why: String,
     },
+    /// It never had what is taken back, and the way back leaves it alone.
+    LeftAlone {
+        /// The rollout that is the way back.
+        rollout: String,
+    },
     /// Nobody can say that the version matrix lists this version, and the policy wants that.
     NotInMatrix {
         /// Where the matrix is, and why: one answer for all nodes of a DaemonSet.
@@ -434,6 +439,7 @@ impl Reason {
             Reason::StageClosed { .. } => "stage-closed",
             Reason::StageFailed { .. } => "stage-failed",
             Reason::Condemned { .. } => "condemned",
+            Reason::LeftAlone { .. } => "left-alone",
             Reason::NotInMatrix { .. } => "not-in-matrix",
             Reason::Aborted { .. } => "aborted",
             Reason::CannotBeEmptied { .. } => "cannot-be-emptied",
@@ -480,6 +486,7 @@ impl Reason {
             | Reason::NoDriverPod { .. }
             | Reason::NoSlot { .. }
             | Reason::StageClosed { .. }
+            | Reason::LeftAlone { .. }
             | Reason::WindowClosed { opens: Some(_), .. }
             | Reason::SpreadFull { .. }
             | Reason::OtherDriver { .. }

@@ -184,6 +184,8 @@ pub(super) enum GivenBack<'a> {
     Blocked(&'a Reason),
     /// The rollout was aborted.
     Aborted,
+    /// It set out for a version that was taken back, and the way back leaves it alone.
+    LeftAlone,
     /// The version is not in the matrix, or not any more.
     Unlisted(&'a Unlisted),
     /// It had been told to start, and the window has closed before anything was done.
@@ -210,6 +212,7 @@ pub(super) fn give_back(
             "Given back before anything was done: its window has closed meanwhile, and it waits for the next one"
                 .to_owned()
         }
+        GivenBack::LeftAlone => "Given back with its old driver: the way back leaves it alone".to_owned(),
         GivenBack::Aborted => "Given back with its old driver: the rollout was aborted".to_owned(),
     };
     patch.event = Some(warning(view, message));

@@ -7,7 +7,7 @@ use std::iter::Peekable;
 use jiff::Timestamp;
 
 use super::pool::View;
-use super::rollback;
+use super::{left_alone, rollback};
 use crate::contract::State;
 use crate::names::{NodeName, ObjectName, RevisionHash, Uid};
 use crate::policy::Policy;
@@ -45,6 +45,8 @@ pub(super) struct Member<'a> {
     pub(super) setback: Option<&'a Setback>,
     /// Its stage moves, or the pool goes as one.
     pub(super) stage_moves: bool,
+    /// A way back leaves it alone, as it never had what is taken back.
+    pub(super) left_alone: bool,
     /// It came to the wanted version by itself, and its gates have not seen it there: it does not count as done.
     pub(super) unproven: bool,
     /// What the ledger says about a start.
@@ -325,7 +327,7 @@ fn member<'a>(
     let alone = node.mark(&policy.keys.skip) == Some("true")
         || (waits_for_load && sync == Freshness::InSync)
         || node.is_out_again(&policy.driver);
-    Some(Member {
+    let member = Member {
         name,
         node,
         daemon_set,
@@ -342,13 +344,16 @@ fn member<'a>(
         pending: None,
         setback: None,
         stage_moves: true,
+        left_alone: false,
         unproven: false,
         start: Start::NotDue,
         atom: policy.topology.atom_of(node.labels()).filter(|_| !alone),
         atom_moves: false,
         oldest_client,
         pods,
-    })
+    };
+    let left_alone = left_alone::is_left_alone(view, &member);
+    Some(Member { left_alone, atom: member.atom.filter(|_| !left_alone), ..member })
 }
 
 fn freshness(pod: Option<&Pod>, target: Option<&RevisionHash>) -> Freshness {

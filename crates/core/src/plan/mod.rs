@@ -40,6 +40,7 @@ mod gates;
 mod health;
 mod leaving;
 mod ledger;
+mod left_alone;
 mod matrix;
 mod members;
 mod offers;
@@ -124,6 +125,8 @@ pub struct PoolPlan {
     pub events: Vec<(NodeName, Event)>,
     /// Nodes to which something happened soon after they were given back by a rollout, and what.
     pub relapses: BTreeMap<NodeName, (String, String)>,
+    /// The way back is over, and nodes that it left alone go on by their stages, in a rollout of their own.
+    pub goes_on: bool,
     /// What the version matrix says, if the policy names one.
     pub matrix: Option<MatrixStatus>,
 }

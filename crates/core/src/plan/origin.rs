@@ -61,9 +61,14 @@ fn good_before<'a>(
 }
 
 /// The newest rollout, if its version is rendered anew on its way. Most nodes may have it by now, in its first rendering; but that
-/// is no version to go back to from its second one.
+/// is no version to go back to from its second one. Where a way back has led into the middle of a rollout, that one goes on.
 fn unfinished<'a>(snapshot: &'a Snapshot, pool: &'a Pool, wanted: &Wanted<'_>) -> Option<&'a Rollout> {
-    let (_, last) = newest(snapshot, pool)?;
+    let (_, mut last) = newest(snapshot, pool)?;
+    if last.spec.rollback_of.is_some() {
+        let good = |rollout: &Rollout| rollout.spec.rollback_of.is_none() && is_forgivable(rollout);
+        let good = rollouts(snapshot, pool).filter(|(_, rollout)| good(rollout));
+        last = good.max_by_key(|(number, _)| *number)?.1;
+    }
     let said = last.status.as_ref();
     let is_over = said.is_some_and(|said| said.phase == RolloutPhase::Failed || was_done(said));
     let changed = &last.spec.previous.as_ref()?.target;

@@ -14,7 +14,7 @@ use super::start::{Hopeless, may_start, other_driver};
 use super::walk::{self, Decision};
 use super::waves::{Job, Ties};
 use super::{Plan, PoolPlan, PoolStatus, Verdict};
-use super::{clients, health, matrix, reboot, steady};
+use super::{clients, health, left_alone, matrix, reboot, steady};
 use crate::action::Action;
 use crate::api::{Mode, ROLLOUT_FAILURES_MAX, RolloutStatus, StagePromotion};
 use crate::contract::{RELEASED_ANNOTATION, State};
@@ -49,7 +49,7 @@ pub(super) struct View<'a> {
     pub(super) condemned: Option<Reason>,
     /// DaemonSets whose version the matrix does not list, where the policy enforces it. A way back is never refused.
     pub(super) unlisted: BTreeMap<&'a Uid, Arc<Unlisted>>,
-    /// Nodes go back to the version before: all of them, and not by stages.
+    /// Nodes go back to the version before: all that have to, and not by stages.
     pub(super) goes_back: bool,
     /// The rollout that they come back from, if it is still known.
     pub(super) way_back_of: Option<&'a Rollout>,
@@ -249,6 +249,7 @@ pub(super) fn plan_pool<'a>(
         early: Vec::new(),
         events: Vec::new(),
         relapses: BTreeMap::new(),
+        goes_on: false,
         matrix: None,
     };
     let policy = match &pool.policy {
@@ -300,6 +301,7 @@ pub(super) fn plan_pool<'a>(
         _ => view.said().map(|said| (said.stages.clone(), said.gates.clone())).unwrap_or_default(),
     };
     result.early = early(&view, &members);
+    result.goes_on = left_alone::goes_on(&view, &members);
     result.matrix = matrix::report(&view, &daemon_sets, &members);
     result.nodes = verdicts.into_iter().collect();
     result.ledger = ledger;

@@ -148,12 +148,13 @@ fn restart(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: 
     Decision::act(reason, Action::RestartDriver(restart))
 }
 
-/// The rollout was called off, and nobody has told the old driver to go yet: it stays, and the node is given back from where
+/// The rollout was called off, or leaves it alone, and nobody has told the old driver to go yet: it stays, and the node is given back from where
 /// that is still possible. A deletion without an answer may have happened.
 fn keep(view: &View<'_>, member: &Member<'_>, walk: &Walk, pod: &Pod, until: Timestamp) -> Option<Decision> {
     let object = Object::Pod(pod.name.clone());
     let told = view.snapshot.is_busy(&object) || view.snapshot.setbacks.contains_key(&object);
-    if !view.is_called_off() || member.sync != Freshness::Outdated || told {
+    let called_off = view.is_called_off() || member.left_alone;
+    if !called_off || member.sync != Freshness::Outdated || told {
         return None;
     }
     if member.has_its_old_driver() {

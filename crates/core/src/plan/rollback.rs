@@ -58,7 +58,7 @@ pub(super) fn is_forgivable(rollout: &Rollout) -> bool {
 }
 
 /// The newest rollout because of which nobody may start towards what is wanted. A stage that failed in the rollout under
-/// way does that by itself.
+/// way does that by itself, as long as its very template is wanted.
 pub(super) fn condemned<'a>(
     snapshot: &'a Snapshot,
     pool: &'a Pool,
@@ -66,7 +66,8 @@ pub(super) fn condemned<'a>(
 ) -> Option<(u32, &'a Rollout)> {
     let newest = newest(snapshot, pool).map(|(number, _)| number);
     let found = rollouts(snapshot, pool).filter(|(number, rollout)| {
-        let holds = if Some(*number) == newest { rollout.is_taken_back() } else { rollout.went_wrong() };
+        let under_way = Some(*number) == newest && has_target(rollout, wanted.target);
+        let holds = if under_way { rollout.is_taken_back() } else { rollout.went_wrong() };
         holds && rollout.spec.cleared.is_none() && speaks_of(rollout, wanted)
     });
     found.max_by_key(|(number, _)| *number)
@@ -305,8 +306,10 @@ fn way_back(
         return Err("what ran before is not known; set the driver version back by hand".to_owned());
     };
     let mut ways = Vec::new();
+    // Another rendering of its version is no way back.
     let is_back = |ds: &DaemonSet| {
-        target.get(ds.name.name.as_ref()).is_some_and(|hash| !is_new(rollout, &ds.name.name, hash.as_str()))
+        let (name, version) = (ds.name.name.as_ref(), ds.driver_version.as_ref());
+        target.get(name).is_some_and(|hash| !brought(rollout, name, hash.as_str(), version))
     };
     let daemon_sets = daemon_sets(snapshot, policy);
     // DaemonSets of one pool may be rendered from several objects, and come from different versions.

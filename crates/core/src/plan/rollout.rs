@@ -130,6 +130,9 @@ pub(super) fn report(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, plan: &m
     if done.status == PoolStatus::Active && rollout.status.as_ref().is_some_and(goes_back) {
         rollback::carry_out(snapshot, pool, rollout, &done.target, plan);
     }
+    if done.goes_on && done.status == PoolStatus::Active && rollout.status.is_some() {
+        create(snapshot, pool, done, &wanted, number + 1, plan);
+    }
     relapses(snapshot, done, plan);
 }
 
@@ -356,8 +359,9 @@ fn status(snapshot: &Snapshot, pool: &Pool, done: &PoolPlan, rollout: &Rollout) 
     let finished = count(&|v| v.state == State::UpgradeDone && !sets_out(v));
     let failed = count(&|v| v.state == State::UpgradeFailed);
     let waiting = count(&|v| matches!(v.state, State::UpgradeRequired | State::Unknown));
+    let left_alone = count(&|v| matches!(v.reason, Reason::LeftAlone { .. }));
     let staged = staged(&done.stages);
-    let phase = match (&done.status, moving + waiting, failed) {
+    let phase = match (&done.status, moving + waiting - left_alone, failed) {
         _ if rollback.as_ref().is_some_and(|back| back.message.is_some()) => RolloutPhase::Halted,
         _ if rollback.is_some() => RolloutPhase::RollingBack,
         (_, 0, 0) if staged.is_none() => RolloutPhase::Done,

@@ -512,7 +512,7 @@ fn brought_by<'a>(view: &'a View<'_>) -> Option<(&'a str, &'a Rollout)> {
     Some((name, view.snapshot.rollouts.get(name)?))
 }
 
-fn is_skipped(view: &View<'_>, member: &Member<'_>) -> bool {
+pub(super) fn is_skipped(view: &View<'_>, member: &Member<'_>) -> bool {
     member.node.mark(&view.policy.keys.skip) == Some("true")
 }
 

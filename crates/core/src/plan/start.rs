@@ -34,6 +34,9 @@ pub(super) fn may_start(view: &View<'_>, member: &Member<'_>) -> Result<(), Reas
     if let Some(rollout) = view.aborted.as_ref().filter(|_| !member.needs_driver()) {
         return Err(Reason::Aborted { rollout: rollout.clone() });
     }
+    if let Some(rollout) = view.rollout.as_ref().filter(|_| member.left_alone) {
+        return Err(Reason::LeftAlone { rollout: rollout.clone() });
+    }
     if let Some(other) = other_driver(view, member) {
         return Err(Reason::OtherDriver { driver: other });
     }

@@ -141,7 +141,7 @@ fn steer_work(view: &View<'_>, member: &Member<'_>, mut decision: Decision) -> D
     let skipped = member.node.mark(&view.policy.keys.skip) == Some("true");
     let due = next.unwrap_or(member.state()) == State::UpgradeRequired && !skipped;
     let key = &view.policy.keys.pending;
-    let may_start = member.stage_moves && view.unlisted(member).is_none();
+    let may_start = member.stage_moves && !member.left_alone && view.unlisted(member).is_none();
     let in_hours = view.is_at_work(|| member.node.has_taint(key));
     let pending = due && may_start && in_hours && view.steers_work() && !member.restarts_in_place();
     // The cordon closes the node to all work, and takes the taint with it.
@@ -191,8 +191,10 @@ fn outside_visit(view: &View<'_>, member: &Member<'_>, state: State, ledger: &Le
             Decision::stay(Reason::OtherDriver { driver })
         }
         // Without a driver it may start all the same: given back, it would start and be given back for ever.
-        State::CordonRequired if view.is_called_off() && !member.needs_driver() => {
-            give_back(view, member, &NO_HOLDS, &GivenBack::Aborted)
+        State::CordonRequired
+            if let Some(why) = called_off(view, member).filter(|_| !member.needs_driver()) =>
+        {
+            give_back(view, member, &NO_HOLDS, &why)
         }
         State::CordonRequired if let Some(unlisted) = struck_off(view, member) => {
             give_back(view, member, &NO_HOLDS, &GivenBack::Unlisted(unlisted))
@@ -330,8 +332,8 @@ fn turn_back(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -
     if !walk.state.before_restart() {
         return None;
     }
-    if view.is_called_off() && member.has_its_old_driver() {
-        return Some(give_back(view, member, &visit.holds, &GivenBack::Aborted));
+    if let Some(why) = called_off(view, member).filter(|_| member.has_its_old_driver()) {
+        return Some(give_back(view, member, &visit.holds, &why));
     }
     if let Some(unlisted) = struck_off(view, member).filter(|_| member.has_its_old_driver()) {
         return Some(give_back(view, member, &visit.holds, &GivenBack::Unlisted(unlisted)));
@@ -341,6 +343,12 @@ fn turn_back(view: &View<'_>, member: &Member<'_>, visit: &Visit, walk: &Walk) -
         return Some(go(view, member, next, Some(walk.enter(next, view.snapshot.now))));
     }
     None
+}
+
+/// Why nothing has to be done to a node that was told to start.
+fn called_off(view: &View<'_>, member: &Member<'_>) -> Option<GivenBack<'static>> {
+    let left_alone = || member.left_alone.then_some(GivenBack::LeftAlone);
+    if view.is_called_off() { Some(GivenBack::Aborted) } else { left_alone() }
 }
 
 /// The matrix was read and does not list the version: it was struck off after the start, or another one came meanwhile. A

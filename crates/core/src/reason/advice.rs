@@ -35,6 +35,7 @@ impl Advice {
 }
 
 /// What a person can do about a node's reason, the best first.
+#[expect(clippy::too_many_lines, reason = "one line for each reason")]
 pub fn advice(about: &About<'_>) -> Vec<Advice> {
     let node = about.node;
     match about.reason() {
@@ -90,6 +91,7 @@ pub fn advice(about: &About<'_>) -> Vec<Advice> {
             let node = to("see the node", format!("kubectl describe node {node}"));
             vec![see_pod(pod), node]
         }
+        Reason::LeftAlone { .. } => vec![to("see who is not back", "pitcrew status".to_owned())],
         Reason::TooManyFailed { .. } => vec![to("see which failed", "pitcrew status".to_owned())],
         Reason::StageClosed { phase, .. } => open_stage(about, *phase),
         Reason::StageFailed { .. } | Reason::Condemned { .. } => decide_on_version(about),

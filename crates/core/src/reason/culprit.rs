@@ -45,7 +45,7 @@ pub fn culprits(about: &About<'_>) -> Vec<Thing> {
         | Reason::PodsLeaving { pods, .. } => pods.iter().map(Thing::pod).collect(),
         Reason::TooManyFailed { .. } => about.in_the_way(|_, verdict| verdict.state == State::UpgradeFailed),
         Reason::StageClosed { .. } | Reason::StageFailed { .. } => vec![rollout(about)],
-        Reason::Condemned { rollout, .. } | Reason::Aborted { rollout } => {
+        Reason::Condemned { rollout, .. } | Reason::LeftAlone { rollout } | Reason::Aborted { rollout } => {
             vec![Thing { kind: "Rollout", namespace: None, name: rollout.clone() }]
         }
         Reason::NotInMatrix { unlisted } => match &unlisted.why {

@@ -119,6 +119,9 @@ pub fn next(about: &About<'_>) -> Option<Next> {
         Reason::Condemned { .. } => {
             "stays as it is until another version is set, or a person clears this one".to_owned()
         }
+        Reason::LeftAlone { .. } => {
+            "goes on by its stage, in a rollout of its own, when all others are back or skipped".to_owned()
+        }
         Reason::NotInMatrix { .. } => {
             "starts when the matrix lists this version, or another version is set".to_owned()
         }

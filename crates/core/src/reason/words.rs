@@ -98,6 +98,9 @@ impl fmt::Display for Reason {
             Reason::Condemned { rollout, why } => {
                 write!(f, "this version went wrong in rollout {rollout} and is not tried again: {why}")
             }
+            Reason::LeftAlone { rollout } => {
+                write!(f, "left alone by rollout {rollout}, the way back from a version that it never had")
+            }
             Reason::NotInMatrix { unlisted } => {
                 write!(f, "{unlisted}; nothing starts without that (rollout.matrix.enforce)")
             }

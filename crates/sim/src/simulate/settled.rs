@@ -167,6 +167,8 @@ fn waits_for_good(book: &Sight<'_>, (name, node): (&str, &Node), reason: &Reason
         Reason::Condemned { .. } => is_condemned(book),
         Reason::NotInMatrix { .. } => !book.world.proofs.lists(&book.world.target, now, SignedDuration::ZERO),
         Reason::Aborted { .. } => book.aborted,
+        // Somebody who has to go back waits for good, which is looked at for itself.
+        Reason::LeftAlone { .. } => book.world.newest().is_some_and(|newest| newest.goes_back),
         Reason::TooManyFailed { stage: Some(stage), limit, .. } => {
             nodes_of(book, stage).filter(|(_, node)| node.state() == State::UpgradeFailed).count() > *limit
         }

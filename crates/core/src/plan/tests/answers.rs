@@ -69,6 +69,20 @@ fn on_the_way_back() -> Case {
     ("left alone on the way back", fleet)
 }
 
+fn left_behind() -> Case {
+    let only_two = Fleet::new().with(node("m").outdated()).with(node("n").outdated().skipped());
+    let mut fleet = only_two.with(node("o").outdated());
+    fleet.settle();
+    fleet.publish("gpu", 9, "newer");
+    fleet.daemon_set_mut().driver_version = Some("570.86.15".parse().unwrap());
+    fleet.crashes_on.insert("m".to_owned());
+    fleet.live(3600);
+    super::rollbacks::say(&mut fleet, "cluster-policy-2", false);
+    fleet.node_mut("n").set_label(&keys("gpu").skip, None);
+    fleet.live(3600);
+    ("left alone by a way back that is not over", fleet)
+}
+
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn before_a_visit() -> Vec<Case> {
     let only = |node| Fleet::new().with(node);
@@ -374,13 +388,14 @@ fn every_reason_has_an_answer() {
     let cases: Vec<Case> = before_a_visit()
         .into_iter()
         .chain(during_a_visit())
-        .chain([two_drivers(), on_the_way_back()])
+        .chain([two_drivers(), on_the_way_back(), left_behind()])
         .collect();
     let (texts, codes): (Vec<String>, BTreeSet<&str>) = cases.iter().map(answer).unzip();
     insta::assert_snapshot!(texts.concat());
     let all = [
         "up-to-date",
         "same-version",
+        "left-alone",
         "driver-not-ready",
         "moving",
         "revision-pending",

@@ -41,6 +41,7 @@ mod gates;
 mod health;
 mod judge;
 mod kernels;
+mod left_alone;
 mod matrix;
 mod people;
 mod pods;

@@ -9,10 +9,10 @@ use crate::gate::{PodState, Sample};
 use crate::policy::Source;
 use crate::snapshot::{Object, SetbackKind};
 
-const CANARY: &str = "gpu-3";
+pub(super) const CANARY: &str = "gpu-3";
 
 /// Six nodes on the old version, of which one goes first and is watched for an hour; nobody limits them otherwise.
-fn fleet(more: &serde_json::Value) -> Fleet {
+pub(super) fn fleet(more: &serde_json::Value) -> Fleet {
     let mut rollout =
         json!({"stages": [{"name": "canary", "nodeSelector": {"first": "yes"}, "bake": {"duration": "1h"}}]});
     for (field, value) in more.as_object().into_iter().flatten() {
@@ -34,7 +34,7 @@ fn bad_canary(more: &serde_json::Value) -> Fleet {
     fleet
 }
 
-fn status<'a>(fleet: &'a Fleet, rollout: &str) -> &'a RolloutStatus {
+pub(super) fn status<'a>(fleet: &'a Fleet, rollout: &str) -> &'a RolloutStatus {
     fleet.snapshot.rollouts[rollout].status.as_ref().unwrap()
 }
 
@@ -154,6 +154,29 @@ fn the_policy_may_leave_the_decision_to_a_person() {
     say(&mut fleet, "gpu-1", false);
     fleet.live(3600);
     all_back(&fleet);
+}
+
+/// Somebody edits an environment variable of its DaemonSet while its canary has failed, and nobody takes anything back.
+#[test]
+fn a_version_that_failed_and_is_rendered_anew_waits_for_a_person() {
+    let mut fleet = bad_canary(&json!({"onFailure": "Pause"}));
+    fleet.live(3 * 3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Halted]);
+    fleet.publish("gpu", 20, "new-with-options");
+    fleet.live(3 * 3600);
+    assert_eq!(phases(&fleet), [RolloutPhase::Halted]);
+    assert_eq!(fleet.states_of(CANARY).iter().filter(|state| *state == "cordon-required").count(), 1);
+    assert!(fleet.why("gpu-1").starts_with("this version went wrong in rollout gpu-1"), "{}", fleet.screen());
+    // A person may still take it back, or let it begin anew.
+    let mut taken_back = fleet.clone();
+    say(&mut taken_back, "gpu-1", false);
+    taken_back.live(3600);
+    all_back(&taken_back);
+    fleet.crashes_on.clear();
+    say(&mut fleet, "gpu-1", true);
+    fleet.live(3 * 3600);
+    let moved = nodes(&fleet).iter().filter(|node| node.ends_with("upgrade-done new-with-options")).count();
+    assert_eq!(moved, 6, "{}", fleet.screen());
 }
 
 #[test]
