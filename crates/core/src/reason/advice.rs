@@ -35,7 +35,6 @@ impl Advice {
 }
 
 /// What a person can do about a node's reason, the best first.
-#[expect(clippy::too_many_lines, reason = "one line for each reason")]
 pub fn advice(about: &About<'_>) -> Vec<Advice> {
     let node = about.node;
     match about.reason() {
