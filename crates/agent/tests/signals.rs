@@ -1,5 +1,6 @@
 //! The real binary, as a process of its own, on the embedded API over HTTP and on a real kube-apiserver: ended by SIGTERM and
-//! SIGKILL at any moment. The machine under the driver manager is a tree of files without a driver.
+//! SIGKILL at any moment. The machine under the driver manager is a tree of files: without a driver, or with one that is in use, so
+//! that nothing real is ever unloaded.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what these tests do not expect is a failure")]
 
@@ -59,7 +60,14 @@ fn start(arguments: &[&str]) -> Child {
 fn start_by(before: &[&str], arguments: &[&str]) -> Child {
     let command = [before, &[BINARY], arguments].concat();
     let mut program = Command::new(command[0]);
-    program.args(&command[1..]).env_clear().stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    // A drain that frees no driver would keep the node cordoned.
+    program
+        .args(&command[1..])
+        .env_clear()
+        .env("ENABLE_AUTO_DRAIN", "false")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
     program.spawn().unwrap()
 }
 
@@ -137,28 +145,11 @@ async fn uninstall(stage: &Stage, kubeconfig: &str) {
     let Some(root_first) = to_be_root().await else {
         return println!("this kernel does not allow a private user namespace here: nothing was tried");
     };
-    let directory = tempfile::tempdir().unwrap();
-    std::fs::create_dir(directory.path().join("host")).unwrap();
-    // Not every kernel that tests run on has modules.
-    for (path, text) in [("proc/modules", ""), ("proc/self/mountinfo", "")] {
-        let path = directory.path().join(path);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, text).unwrap();
-    }
-    std::fs::create_dir_all(directory.path().join("sys/module")).unwrap();
+    let directory = machine("");
     stage.label(DRA_DRIVER, Some("true")).await;
     let before = stage.node().await.labels().clone();
-    let root = directory.path().to_str().unwrap();
-    let arguments = [
-        "driver-manager",
-        "uninstall_driver",
-        "--node-name",
-        NODE,
-        "--kubeconfig",
-        kubeconfig,
-        "--machine-root",
-        root,
-    ];
+    let arguments = uninstall_driver(kubeconfig, &directory);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     // A plugin that does not leave keeps the agent waiting, with its label paused.
     let plugin = json!({"annotations": {"test/stays": "true"}});
     stage.pod(NAMESPACE, PLUGIN, plugin, json!({"ownedBy": "DaemonSet"})).await;
@@ -180,6 +171,72 @@ async fn uninstall(stage: &Stage, kubeconfig: &str) {
     assert_eq!(code, Some(0));
     assert_eq!(*stage.node().await.labels(), before);
     assert!(!stage.is_cordoned().await);
+}
+
+/// A tree of files for a machine: not every kernel that tests run on has modules.
+fn machine(modules: &str) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    for path in ["host", "sys/module/nvidia"] {
+        std::fs::create_dir_all(directory.path().join(path)).unwrap();
+    }
+    let boot = "proc/sys/kernel/random/boot_id";
+    for (path, text) in [
+        ("proc/modules", modules),
+        ("proc/self/mountinfo", ""),
+        (boot, "boot-1\n"),
+        ("sys/module/nvidia/refcnt", "1\n"),
+    ] {
+        let path = directory.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    directory
+}
+
+fn uninstall_driver(kubeconfig: &str, machine: &tempfile::TempDir) -> Vec<String> {
+    let root = machine.path().to_str().unwrap();
+    let program = ["driver-manager", "uninstall_driver", "--node-name", NODE];
+    program
+        .into_iter()
+        .chain(["--kubeconfig", kubeconfig, "--machine-root", root])
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Moments within the time that a run takes, other ones each time the test is run.
+fn moments() -> impl Iterator<Item = Duration> {
+    let seed = u64::from(std::process::id());
+    println!("moments by {seed}");
+    let drawn = move |n: u64| (seed * 1_000 + n).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
+    (0..24).map(move |n| Duration::from_millis(drawn(n) % 160))
+}
+
+/// All that is done before the driver turns out to be in use is taken back, by SIGTERM, by the run itself, or by the next one.
+async fn find_it_in_use(stage: &Stage, kubeconfig: &str) {
+    let Some(root_first) = to_be_root().await else {
+        return println!("this kernel does not allow a private user namespace here: nothing was tried");
+    };
+    let directory = machine("nvidia 56700928 1 - Live 0x0000000000000000\n");
+    stage.label(DRA_DRIVER, Some("true")).await;
+    let before = stage.node().await.labels().clone();
+    let arguments = uninstall_driver(kubeconfig, &directory);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let is_as_before = async || {
+        let node = stage.node().await;
+        *node.labels() == before && !stage.is_cordoned().await
+    };
+    for (number, moment) in moments().enumerate() {
+        let signal = ["-TERM", "-KILL"][number % 2];
+        let mut child = start_by(root_first, &arguments);
+        tokio::time::sleep(moment).await;
+        if end(&mut child, signal).await == Some(i32::from(TERMINATED)) {
+            assert!(is_as_before().await, "after {signal} at {moment:?}: {:?}", stage.node().await);
+        }
+    }
+    let code = start_by(root_first, &arguments).wait().await.unwrap().code();
+    assert_eq!(code, Some(1));
+    assert!(is_as_before().await, "{:?}", stage.node().await);
+    assert!(!stage.node().await.annotations().keys().any(|key| key.starts_with("pitcrew.dev/")));
 }
 
 async fn until_paused(stage: &Stage) {
@@ -204,6 +261,7 @@ async fn an_uninstall_that_is_killed_is_finished_by_the_next_start() {
     let (directory, stage) = (tempfile::tempdir().unwrap(), Stage::new(Machine::default()).await);
     let kubeconfig = serve(&stage, directory.path()).await;
     uninstall(&stage, &kubeconfig).await;
+    find_it_in_use(&stage, &kubeconfig).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -212,4 +270,5 @@ async fn on_a_real_api_server_it_is_the_same() {
     let kubeconfig = plane.kubeconfig().to_str().unwrap();
     safe_load(&stage, kubeconfig).await;
     uninstall(&stage, kubeconfig).await;
+    find_it_in_use(&stage, kubeconfig).await;
 }
