@@ -209,6 +209,11 @@ impl<'a> Member<'a> {
         failure.is_some_and(|failure| failure.cause.is_blameless() || never_came(&failure.cause))
     }
 
+    /// It should run this driver, or does, or is on a visit for it.
+    fn is_meant(&self) -> bool {
+        self.pod.is_some() || self.daemon_set.is_some() || matches!(self.standing, Standing::Visit(..))
+    }
+
     /// Where a write under way takes it.
     pub(super) fn moving_to(&self, policy: &Policy) -> Option<State> {
         let (driver, state) = self.pending?.moving_to.as_ref()?;
@@ -259,7 +264,7 @@ fn about_nodes<V>(objects: &BTreeMap<Object, V>) -> Beside<'_, &V> {
     }))
 }
 
-/// The nodes that should run this driver, or do, or are on a visit for it.
+/// The nodes that should run this driver, or do, or are on a visit for it, or may be about to begin one: their start is under way.
 pub(super) fn members<'v, 'a>(
     view: &'v View<'a>,
     daemon_sets: &'v [&'a DaemonSet],
@@ -270,8 +275,12 @@ pub(super) fn members<'v, 'a>(
     let (mut pending, mut setbacks) = (about_nodes(&snapshot.in_flight), about_nodes(&snapshot.setbacks));
     let selected = snapshot.nodes.iter().filter(|(_, node)| view.belongs(node));
     selected.filter_map(move |(name, node)| {
-        let member = member(view, name, node, pods.at(name), daemon_sets, &uids)?;
-        Some(Member { pending: pending.at(name), setback: setbacks.at(name), ..member })
+        let (pending, setback) = (pending.at(name), setbacks.at(name));
+        let is_written = pending.is_some() || setback.is_some();
+        let member = member(view, name, node, pods.at(name), (daemon_sets, &uids), is_written)?;
+        let member = Member { pending, setback, ..member };
+        let starts = || member.moving_to(view.policy).is_some() || member.may_have_started();
+        (member.is_meant() || starts()).then_some(member)
     })
 }
 
@@ -280,8 +289,8 @@ fn member<'a>(
     name: &'a NodeName,
     node: &'a Node,
     pods: Option<&'a BTreeMap<ObjectName, Pod>>,
-    daemon_sets: &[&'a DaemonSet],
-    uids: &BTreeSet<&Uid>,
+    (daemon_sets, uids): (&[&'a DaemonSet], &BTreeSet<&Uid>),
+    is_written: bool,
 ) -> Option<Member<'a>> {
     let policy = view.policy;
     let is_driver_pod = |pod: &&Pod| match &pod.owner {
@@ -307,7 +316,7 @@ fn member<'a>(
         .copied();
     let standing = standing(policy, node);
     let on_visit = matches!(standing, Standing::Visit(..));
-    if pod.is_none() && daemon_set.is_none() && !on_visit {
+    if pod.is_none() && daemon_set.is_none() && !on_visit && !is_written {
         return None;
     }
     let target = daemon_set.and_then(|ds| view.targets.get(&ds.uid).copied().flatten());

@@ -93,6 +93,18 @@ fn a_start_that_is_being_written_holds_its_slot() {
     assert_eq!(fleet.why("gpu-1"), "moves on to cordon-required");
 }
 
+/// Found by the simulation (seed 45594): its labels were lost while its start was being written, and another node got its place.
+#[test]
+fn a_start_that_is_being_written_holds_its_slot_also_on_a_node_that_leaves_the_fleet() {
+    let mut fleet = outdated(2, json!({}));
+    fleet.node_mut("gpu-1").set_label("gpu", None);
+    fleet.remove_pods("gpu-1", |_| true);
+    assert_eq!(starts(&fleet), ["gpu-2"], "it is none of the fleet");
+    let pending = Pending { moving_to: Some(("gpu".into(), State::CordonRequired)), on_node: None };
+    fleet.snapshot.in_flight.insert(Object::Node("gpu-1".into()), pending);
+    assert_eq!(starts(&fleet), [""; 0]);
+}
+
 #[test]
 fn a_start_with_unknown_outcome_holds_its_slot_until_it_was_read() {
     let mut fleet = outdated(2, json!({}));
