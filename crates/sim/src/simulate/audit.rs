@@ -145,7 +145,7 @@ impl Cluster {
         });
         // What is promised about rollouts is told by their statuses, and a log does not keep their order with all else.
         let told = |broken: &Violation| {
-            !matches!(broken.promise.code(), "S5" | "S7" | "S15" | "S16" | "S17" | "S18")
+            !matches!(broken.promise.code(), "S5" | "S7" | "S15" | "S16" | "S17" | "S18" | "S19")
         };
         self.audit.broken.extend(broken.flatten().filter(told));
         if let Some(after) = after {
